@@ -1,0 +1,102 @@
+r"""The matrix: its two coefficient vectors, its dense form, and certificates that need neither.
+
+Legend (the paper's symbols): C classes, k = C - 1 outputs, P the (k, C) matrix whose columns are the class vectors,
+row i = 0..k-1, n = k - i the number of classes to the right of the diagonal.
+
+The paper defines P by recursion,
+
+    P_1 = [1, -1],    P_k = [[1, -1/k 1^T], [0, sqrt(1 - 1/k^2) P_{k-1}]].
+
+Unrolled, row i is multiplied by the product over m = n+1..k of sqrt(1 - 1/m^2), which telescopes, so that
+
+    P[i, i] = s_i = sqrt(C/k) sqrt(n / (n+1)),    P[i, j] = -r_i = -s_i / n for j > i,    0 for j < i.
+
+P is sqrt(C/k) times a Helmert matrix with its rows and columns reversed; softmax(P^T x) is an inverse isometric
+log-ratio transform (Egozcue et al. 2003), and Stan's sum-to-zero vector is the same map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maxsep.checks import check_num_classes
+
+__all__ = ["Certificate", "certify", "coefficients", "simplex"]
+
+
+def coefficients(
+    num_classes: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the diagonal `s` and the negated off-diagonal `r` of P, each of shape (C-1,), in O(C).
+
+    Both are computed in float64 from integers and rounded once: float32 cannot count beyond 2^24, and n (n+1)
+    leaves int32 at n = 46,341.
+
+    >>> s, r = coefficients(3)
+    >>> s.tolist(), r.tolist()
+    ([1.0, 0.8660254037844386], [0.5, 0.8660254037844386])
+    """
+    k = num_classes - 1
+    n = torch.arange(k, 0, -1, dtype=torch.float64, device=device)
+    s = (n / (n + 1) * (num_classes / k)).sqrt()
+    return s.to(dtype), (s / n).to(dtype)
+
+
+def simplex(
+    num_classes: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> Tensor:
+    """Build the paper's matrix P, shape (C-1, C): unit columns, pairwise cosine -1/(C-1), zero mean.
+
+    Column order and signs are those of the paper's recursion, here from its closed form in O(C^2), the size of the
+    result. Training and inference never need it: `separate` applies P in O(C) per sample.
+
+    Pitfall: at 100,000 classes the dense matrix has 40 GB; ask for it only to look at it.
+
+    >>> simplex(3)
+    tensor([[ 1.0000, -0.5000, -0.5000],
+            [ 0.0000,  0.8660, -0.8660]])
+    """
+    num_classes = check_num_classes(num_classes)
+    s, r = coefficients(num_classes, dtype=dtype, device=device)
+    matrix = (-r).unsqueeze(1).expand(-1, num_classes).triu(1)
+    matrix.diagonal().copy_(s)
+    return matrix + 0.0  # turns the -0.0 that triu leaves below the diagonal into 0.0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far the coefficients of one size are from an exact simplex; every entry is a largest deviation."""
+
+    num_classes: int
+    norm: float
+    """Of a squared column norm from 1."""
+    cosine: float
+    """Of a pairwise cosine from -1/(C-1), in units of 1/(C-1)."""
+    mean: float
+    """Of a row sum from 0."""
+
+
+def certify(num_classes: int) -> Certificate:
+    """Prove the geometry for any number of classes in O(C), without the matrix.
+
+    norm_j^2 = s_j^2 + sum_{i<j} r_i^2 = 1;  <p_i, p_j> = sum_{m<i} r_m^2 - s_i r_i = -1/k for every j > i;
+    row sum = s_i - n r_i = 0.
+
+    >>> certify(1000).norm < 1e-14
+    True
+    """
+    num_classes = check_num_classes(num_classes)
+    k = num_classes - 1
+    s, r = coefficients(num_classes)
+    below = torch.cat([r.new_zeros(1), (r * r).cumsum(0)])  # sum over m < j, for j = 0..k
+    diagonal = torch.cat([s * s, s.new_zeros(1)])
+    n = torch.arange(k, 0, -1, dtype=torch.float64)
+    return Certificate(
+        num_classes=num_classes,
+        norm=(diagonal + below - 1).abs().max().item(),
+        cosine=(k * (below[:-1] - s * r) + 1).abs().max().item(),
+        mean=(s - n * r).abs().max().item(),
+    )

@@ -1,0 +1,120 @@
+"""The matrix equals the paper's recursion and is a simplex, at every size."""
+
+import math
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maxsep import simplex
+from maxsep.simplex import certify, coefficients
+
+
+def test_equals_the_recursion_for_every_size_up_to_2000():
+    largest = 2000
+    buffer = torch.zeros(largest - 1, largest, dtype=torch.float64)
+    buffer[-1, -2:] = torch.tensor([1.0, -1.0])
+    worst = (buffer[-1:, -2:] - simplex(2, dtype=torch.float64)).abs().max().item()
+    for k in range(2, largest):  # P_k grows out of P_{k-1} at its upper left: scale what is there, add a row
+        block = buffer[-k:, -k - 1 :]
+        block[1:, 1:] *= math.sqrt(1 - 1 / k**2)
+        block[0, 0], block[0, 1:] = 1, -1 / k
+        worst = max(worst, (block - simplex(k + 1, dtype=torch.float64)).abs().max().item())
+    assert worst <= 1e-12
+
+
+def test_known_values():
+    third = [1, -1 / 3, -1 / 3, -1 / 3], [0, 0.942809, -0.471405, -0.471405], [0, 0, 0.816497, -0.816497]
+    torch.testing.assert_close(simplex(4), torch.tensor(third), atol=1e-6, rtol=0)
+    torch.testing.assert_close(simplex(10)[-1, -2:], torch.tensor([0.745356, -0.745356]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(simplex(100)[-1, -2:], torch.tensor([0.710669, -0.710669]), atol=1e-6, rtol=0)
+
+
+@given(st.integers(2, 600))
+@settings(max_examples=60, deadline=None)
+def test_geometry(num_classes):
+    k = num_classes - 1
+    P = simplex(num_classes, dtype=torch.float64)
+    gram = P.T @ P
+    expected = torch.full_like(gram, -1 / k).fill_diagonal_(1)
+    torch.testing.assert_close(gram, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(P.sum(1), torch.zeros(k, dtype=torch.float64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(P @ P.T, torch.eye(k, dtype=torch.float64) * num_classes / k, atol=1e-12, rtol=0)
+    assert torch.equal(P, P.triu())
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 1000, 3000])
+def test_float32_geometry(num_classes):
+    P = simplex(num_classes).double()
+    gram = P.T @ P
+    expected = torch.full_like(gram, -1 / (num_classes - 1)).fill_diagonal_(1)
+    assert (gram - expected).abs().max() <= 2e-7
+
+
+@given(st.floats(math.log(2), math.log(1_000_000)).map(lambda e: round(math.exp(e))))
+@settings(max_examples=100, deadline=None)
+def test_certificates_at_any_size(num_classes):
+    certificate = certify(num_classes)
+    assert certificate.norm <= 1e-14
+    assert certificate.cosine <= 1e-8
+    assert certificate.mean <= 1e-14
+
+
+def test_certificates_for_every_small_size():
+    for num_classes in range(2, 1000):
+        certificate = certify(num_classes)
+        assert max(certificate.norm, certificate.mean) <= 1e-14
+        assert certificate.cosine <= 1e-11
+
+
+def test_certificate_notices_a_wrong_coefficient(monkeypatch):
+    def off_by_a_little(num_classes, **options):
+        s, r = coefficients(num_classes, **options)
+        return s * (1 + 1e-9), r
+
+    monkeypatch.setattr(sys.modules["maxsep.simplex"], "coefficients", off_by_a_little)
+    certificate = certify(1000)
+    assert certificate.norm > 1e-10
+    assert certificate.mean > 1e-10
+
+
+def test_certificate_agrees_with_the_dense_matrix():
+    P = simplex(50, dtype=torch.float64)
+    s, r = coefficients(50)
+    torch.testing.assert_close(P.diagonal(), s)
+    torch.testing.assert_close(P[:, -1], -r)
+
+
+def test_dtype_and_device():
+    assert simplex(5).dtype == torch.float32
+    assert simplex(5, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert simplex(5, device="meta").shape == (4, 5)
+
+
+def test_indices_beyond_int32_squares_and_float32_integers():
+    s, r = coefficients(20_000_003, dtype=torch.float32)
+    k = 20_000_002
+    assert r[0].item() == pytest.approx(1 / k, rel=1e-6)
+    assert s[0].item() == pytest.approx(1)
+    assert bool((r[1:] >= r[:-1]).all())
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "told"),
+    [
+        (1, ValueError, "num_classes must be at least 2, got 1. A simplex needs two classes"),
+        (0, ValueError, "got 0"),
+        (-3, ValueError, "got -3"),
+        (2.0, TypeError, "num_classes must be an int, got float 2.0. Pass a whole number"),
+        (True, TypeError, "got bool True"),
+        ("10", TypeError, "got str '10'"),
+        (torch.tensor(3), TypeError, "got a tensor of shape ()"),
+    ],
+)
+def test_bad_number_of_classes(bad, error, told):
+    for function in (simplex, certify):
+        with pytest.raises(error) as caught:
+            function(bad)
+        assert told in str(caught.value)
