@@ -1,0 +1,30 @@
+"""Heads: the paper's, and the controls that every comparison carries, under one registry of names."""
+
+from maxsep.heads.base import Head
+from maxsep.heads.contract import HeadContractError, check_head
+from maxsep.heads.controls import CentredHead, PlainHead, ScaledHead, TwinHead
+from maxsep.heads.fixed import ETFHead, HPNHead
+from maxsep.heads.maxsep import MaxSeparation, MaxSeparationHead
+from maxsep.heads.prototypes import optimise_prototypes
+from maxsep.heads.registry import build, names, register
+from maxsep.heads.trained import ExtraLayerHead, LearnableMatrixHead
+
+__all__ = [
+    "CentredHead",
+    "ETFHead",
+    "ExtraLayerHead",
+    "HPNHead",
+    "Head",
+    "HeadContractError",
+    "LearnableMatrixHead",
+    "MaxSeparation",
+    "MaxSeparationHead",
+    "PlainHead",
+    "ScaledHead",
+    "TwinHead",
+    "build",
+    "check_head",
+    "names",
+    "optimise_prototypes",
+    "register",
+]

@@ -1,0 +1,54 @@
+"""One registry of head names, for comparisons, recipes and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from maxsep.heads.base import Head
+
+__all__ = ["build", "names", "register"]
+
+_heads: dict[str, type[Head]] = {}
+HeadType = TypeVar("HeadType", bound=type[Head])
+
+
+def register(name: str) -> Callable[[HeadType], HeadType]:
+    """Give a head class a name; yours too, before a comparison names it.
+
+    >>> @register("example")
+    ... class Example(Head):
+    ...     '''A head of your own.'''
+    >>> "example" in names(), _heads.pop("example").__name__
+    (True, 'Example')
+    """
+
+    def keep(head: HeadType) -> HeadType:
+        if name in _heads:
+            raise ValueError(f"a head named {name!r} is already registered: {_heads[name].__name__}. Choose another.")
+        _heads[name] = head
+        return head
+
+    return keep
+
+
+def names() -> tuple[str, ...]:
+    """List the registered heads.
+
+    >>> "maxsep" in names()
+    True
+    """
+    return tuple(_heads)
+
+
+def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **options: Any) -> Head:
+    """Build a head by name; `options` go to its constructor.
+
+    >>> build("maxsep", 64, 10, radius=0.1)
+    MaxSeparationHead(in_features=64, num_classes=10, radius=0.1)
+    """
+    if name not in _heads:
+        raise ValueError(
+            f"unknown head {name!r}. Known: {', '.join(names())}. Add your own with maxsep.heads.register."
+        )
+    return _heads[name](in_features, num_classes, radius, **options)
