@@ -188,7 +188,7 @@ def test_state_dict_keys_are_frozen(name):
 
 def test_state_dict_of_another_size_or_radius_is_refused():
     state = MaxSeparationHead(12, 6).state_dict()
-    with pytest.raises(ValueError, match="of a head with 6 classes, but the head has 5. Build it with num_classes=6"):
+    with pytest.raises(ValueError, match=r"of a head with 6 classes, but the head has 5. Build it with num_classes=6"):
         MaxSeparationHead(12, 5).load_state_dict(state)
     state = MaxSeparationHead(12, 5, radius=0.1).state_dict()
     with pytest.raises(ValueError, match=r"trained at radius 0\.1, but the head has radius 1.* 10 times too large"):
@@ -249,9 +249,9 @@ def test_bad_forward(name, x):
 
 
 def test_heads_without_a_radius_say_so():
-    with pytest.raises(ValueError, match="plain head has no radius, got 0.1. Use the head 'scaled'"):
+    with pytest.raises(ValueError, match=r"plain head has no radius, got 0.1. Use the head 'scaled'"):
         heads.build("plain", 12, 5, radius=0.1)
-    with pytest.raises(ValueError, match="extra layer has no radius, got 0.1"):
+    with pytest.raises(ValueError, match=r"extra layer has no radius, got 0.1"):
         heads.build("extra_layer", 12, 5, radius=0.1)
 
 
@@ -259,7 +259,7 @@ def test_registry():
     assert set(heads.names()) == {
         "maxsep", "plain", "scaled", "centred", "twin", "learnable_matrix", "extra_layer", "etf", "hpn",
     }  # fmt: skip
-    with pytest.raises(ValueError, match="unknown head 'nope'. Known: .*maxsep"):
+    with pytest.raises(ValueError, match=r"unknown head 'nope'. Known: .*maxsep"):
         heads.build("nope", 12, 5)
     with pytest.raises(ValueError, match="a head named 'plain' is already registered: PlainHead"):
         heads.register("plain")(heads.MaxSeparationHead)

@@ -33,7 +33,7 @@ def error(actual, reference):
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
-@given(leading=shapes, num_classes=st.integers(2, 400), radius=st.sampled_from([1.0, 0.1, 7.5]), seed=st.integers(0, 99))
+@given(shapes, st.integers(2, 400), st.sampled_from([1.0, 0.1, 7.5]), st.integers(0, 99))
 @settings(max_examples=80, deadline=None)
 def test_every_form_equals_the_matrix(leading, num_classes, radius, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -43,7 +43,7 @@ def test_every_form_equals_the_matrix(leading, num_classes, radius, seed):
         result = separate(x, radius, impl=impl)
         assert result.shape == (*leading, num_classes)
         torch.testing.assert_close(result, reference, atol=1e-12 * radius, rtol=1e-12)
-        torch.testing.assert_close(result.sum(-1), torch.zeros(leading, dtype=torch.float64), atol=1e-11 * radius, rtol=0)
+        assert result.sum(-1).abs().max() <= 1e-11 * radius if result.numel() else True
 
 
 @given(num_classes=st.integers(2, 300), seed=st.integers(0, 99))

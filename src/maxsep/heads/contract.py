@@ -87,7 +87,8 @@ def _samples_independent_of_their_batch(head: nn.Module) -> None:
 def _gradient_reaches_the_input(head: nn.Module) -> None:
     x = _inputs(head, BATCH).requires_grad_()
     target = torch.arange(BATCH, device=x.device) % int(head.num_classes)  # type: ignore[arg-type]
-    torch.nn.functional.cross_entropy(head(x).float(), target).backward()
+    loss: Tensor = torch.nn.functional.cross_entropy(head(x).float(), target)
+    loss.backward()  # type: ignore[no-untyped-call]
     if x.grad is None or not bool(x.grad.abs().sum() > 0) or not bool(x.grad.isfinite().all()):
         raise ValueError("the gradient of the input is missing, zero or not finite")
     for name, parameter in head.named_parameters():

@@ -128,7 +128,7 @@ class MaxSeparationHead(LayerHead):
                 f"'{prefix}weight' of shape {tuple(given.shape)} is a plain linear layer's; this head keeps "
                 f"{tuple(self.weight.shape)}. Load it into an nn.Linear and convert with MaxSeparationHead.from_linear."
             )
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[arg-type]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _unseparate(logits: Tensor, scale: float) -> Tensor:

@@ -75,7 +75,8 @@ def _adjoint(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
         return _later(g).mul_(-r).addcmul_(g[..., :-1], s)
     out = g.new_empty(*g.shape[:-1], g.shape[-1] - 1)
     rows = max(1, BLOCK // g.shape[-1])
-    for part, target in zip(g.flatten(0, -2).split(rows), out.flatten(0, -2).split(rows), strict=True):
+    blocks = (torch.split(tensor.flatten(0, -2), rows) for tensor in (g, out))
+    for part, target in zip(*blocks, strict=True):
         torch.mul(_later(part), -r, out=target).addcmul_(part[..., :-1], s)
     return out
 

@@ -1,0 +1,23 @@
+"""What every test runs under: one thread, no network, arithmetic that does not depend on the processor."""
+
+import os
+
+# Before torch is imported: newer matrix units round bfloat16 products in another way, and nothing may be downloaded.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# A busy machine is no failure: examples are counted, not timed.
+settings.register_profile("maxsep", deadline=None)
+settings.load_profile("maxsep")
+
+# A torchvision built for CUDA cannot load its compiled operators beside a CPU torch, and then fails to import because
+# it describes them to the tracer. Their schemas are enough for every model and transform that is written in Python.
+_torchvision_schemas = torch.library.Library("torchvision", "FRAGMENT")
+if not torch.cuda.is_available():
+    for _name in ("nms", "qnms"):
+        _torchvision_schemas.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,0 +1,171 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import maxsep
+from maxsep import MaxSeparation, MaxSeparationHead
+from maxsep.heads import ETFHead, HPNHead, build, names
+
+SIZES = st.integers(2, 300), st.integers(1, 20), st.floats(1e-2, 1e2), st.integers(0, 2**31)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def head_named(name: str) -> nn.Module:
+    return build(name, 12, 5, **({"iterations": 10} if name == "hpn" else {}))
+
+
+@given(*SIZES)
+def test_head_becomes_one_linear_layer_with_the_same_logits(num_classes, width, radius, seed):
+    torch.manual_seed(seed)
+    head, x = MaxSeparationHead(width, num_classes, radius), torch.randn(20, width)
+    folded = maxsep.fold(head)
+    assert type(folded) is nn.Linear
+    assert relative_error(folded(x), head(x)) <= 1e-5
+
+
+@given(*SIZES)
+def test_folding_and_taking_over_again_gives_the_head_back(num_classes, width, radius, seed):
+    torch.manual_seed(seed)
+    head = MaxSeparationHead(width, num_classes, radius).double()
+    again = MaxSeparationHead.from_linear(maxsep.fold(head), radius)
+    torch.testing.assert_close(again.weight, head.weight, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(again.bias, head.bias, rtol=1e-10, atol=1e-12)
+
+
+@given(*SIZES)
+def test_taking_a_layer_over_changes_no_probability(num_classes, width, radius, seed):
+    torch.manual_seed(seed)
+    layer, x = nn.Linear(width, num_classes).double(), torch.randn(20, width).double()
+    back = maxsep.fold(maxsep.attach(layer, radius=radius, keep_weights=True))
+    torch.testing.assert_close(back(x).softmax(-1), layer(x).softmax(-1), rtol=1e-12, atol=1e-12)
+    assert torch.equal(back(x).argmax(-1), layer(x).argmax(-1))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_head_of_the_registry(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), head_named(name))
+    x = torch.randn(10, 4)
+    folded = maxsep.fold(model)
+    assert relative_error(folded(x), model(x)) <= 1e-5
+    assert not [part for part in folded.modules() if type(part).__module__.startswith("maxsep")]
+    assert type(folded[2]) is (nn.Sequential if name == "hpn" else nn.Linear)
+    assert type(model[2]) is type(head_named(name)), "the original must be left alone"
+
+
+def test_fixed_parts_are_frozen_and_trained_ones_are_not():
+    cosine = maxsep.fold(HPNHead(12, 5, iterations=10))
+    assert [p.requires_grad for p in cosine.parameters()] == [True, True, False]
+    assert [p.requires_grad for p in maxsep.fold(ETFHead(12, 5, bias=True)).parameters()] == [False, True]
+    head = MaxSeparationHead(12, 5)
+    head.weight.requires_grad_(False)
+    assert [p.requires_grad for p in maxsep.fold(head).parameters()] == [False, True]
+    trained = build("learnable_matrix", 12, 5)
+    trained.weight.requires_grad_(False)
+    assert maxsep.fold(trained).weight.requires_grad
+
+
+def test_layer_before_the_matrix_is_merged_with_it_and_the_numbering_stays():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), MaxSeparation(5, 0.3), nn.LogSoftmax(-1))
+    model[2].weight.requires_grad_(False)
+    folded, x = maxsep.fold(model.eval()), torch.randn(10, 4)
+    torch.testing.assert_close(folded(x), model(x))
+    assert [type(part) for part in folded] == [nn.Linear, nn.ReLU, nn.Linear, nn.Identity, nn.LogSoftmax]
+    assert (folded[2].weight.requires_grad, folded[2].bias.requires_grad) == (False, True)
+    assert not folded[2].training
+
+
+def test_matrix_alone_is_written_out_and_frozen():
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Dropout(0.0), MaxSeparation(5, 0.3)).double()
+    folded, x = maxsep.fold(model), torch.randn(10, 6).double()
+    torch.testing.assert_close(folded(x), model(x))
+    assert folded[2].weight.shape == (5, 4)
+    assert folded[2].bias is None
+    assert not folded[2].weight.requires_grad
+    assert type(maxsep.fold(MaxSeparation(5))) is nn.Linear
+
+
+@pytest.mark.parametrize("reason", ["shared", "watched"])
+def test_layer_that_others_use_or_watch_is_not_merged(reason):
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, MaxSeparation(5), nn.Linear(5, 4), layer, MaxSeparation(5))
+    if reason == "watched":
+        model = model[:2]
+        layer.register_forward_hook(lambda *_: None)
+    folded, x = maxsep.fold(model), torch.randn(10, 4)
+    torch.testing.assert_close(folded(x), model(x))
+    assert folded[0].out_features == 4
+
+
+def test_matrix_alone_of_many_classes_is_refused():
+    with pytest.raises(ValueError, match=r"MaxSeparation of 20000 classes .* would need 1\.5 GiB; at most 10000"):
+        maxsep.fold(MaxSeparation(20_000))
+
+
+def test_head_at_two_places_stays_one():
+    head = MaxSeparationHead(4, 3)
+    folded = maxsep.fold(nn.ModuleList([head, head]))
+    assert folded[0] is folded[1]
+
+
+def test_dtype_and_mode_are_kept():
+    model = nn.Sequential(nn.Linear(4, 12), ETFHead(12, 5)).to(torch.bfloat16).eval()
+    folded = maxsep.fold(model)
+    assert folded[1].weight.dtype == torch.bfloat16
+    assert not folded[1].training
+    assert maxsep.fold(MaxSeparationHead(4, 3, device="meta")).weight.is_meta
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["parallel", "compiled"])
+def test_wrapped_model_is_taken_out(wrap):
+    folded = maxsep.fold(wrap(nn.Sequential(MaxSeparationHead(4, 3))))
+    assert type(folded) is nn.Sequential
+    assert type(folded[0]) is nn.Linear
+
+
+def test_model_in_ddp_is_taken_out(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(MaxSeparationHead(4, 3)))
+        assert type(maxsep.fold(model)[0]) is nn.Linear
+        with pytest.raises(ValueError, match=r"wrapped in DistributedDataParallel.*Change the Sequential inside first"):
+            maxsep.grow(model, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_sequential_with_a_forward_of_its_own_is_not_merged():
+    class Doubled(nn.Sequential):
+        def forward(self, x):
+            return self[1](2 * self[0](x) ** 2)
+
+    model, x = Doubled(nn.Linear(4, 4), MaxSeparation(5)), torch.randn(10, 4)
+    torch.testing.assert_close(maxsep.fold(model)(x), model(x))
+
+
+def test_folded_model_needs_no_maxsep(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 3), nn.Linear(3, 2), MaxSeparation(3))
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(maxsep.fold(model)))
+    code = (
+        "import sys, pickle; sys.modules['maxsep'] = None; model = pickle.load(open('model.pickle', 'rb'));"
+        "import torch; print(tuple(model(torch.ones(2, 4)).shape))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(2, 3)"
+
+
+def test_nothing_to_fold():
+    with pytest.raises(ValueError, match=r"Linear has no head of maxsep, so there is nothing to fold"):
+        maxsep.fold(nn.Linear(4, 3))
+    with pytest.raises(TypeError, match="fold takes a model or a head, got str"):
+        maxsep.fold("model")

@@ -1,0 +1,122 @@
+"""timm's protocol around the classifier holds with a head in it."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import maxsep
+from maxsep import MaxSeparationHead
+from maxsep.surgery import find_heads
+
+CLASSES = 7
+TINY = {"img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2}
+
+MODELS = {
+    "resnet10t": ({}, ["fc"]),
+    "vit_tiny_patch16_224": (TINY, ["head"]),
+    "deit_tiny_distilled_patch16_224": (TINY, ["head", "head_dist"]),
+    "levit_128s": ({"depth": (1, 1, 1)}, ["head.linear", "head_dist.linear"]),
+    "convnext_atto": ({"depths": (1, 1, 1, 1), "dims": (8, 8, 8, 16)}, ["head.fc"]),
+    "mobilenetv3_small_050": ({}, ["classifier"]),
+    "swin_tiny_patch4_window7_224": (
+        {"img_size": 32, "window_size": 4, "embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)},
+        ["head.fc"],
+    ),
+    "repvit_m0_9": ({"depth": (1, 1), "embed_dim": (16, 32), "num_classes": 10}, ["head.head.l", "head.head_dist.l"]),
+}
+
+
+def make(name: str, **options) -> nn.Module:
+    return timm.create_model(name, **{"num_classes": 10} | MODELS[name][0] | options)
+
+
+def size(name: str) -> int:
+    return 224 if name.startswith("levit") else 32
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name, exercise):
+    torch.manual_seed(0)
+    model = make(name)
+    x = torch.randn(4, 3, size(name), size(name))
+    maxsep.attach(model, CLASSES)
+    assert [path for path, _ in find_heads(model)] == MODELS[name][1]
+    assert model.num_classes == CLASSES
+    exercise(model, x, CLASSES)
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"])
+def test_protocol(name):
+    torch.manual_seed(0)
+    model = make(name).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        before = model.forward_head(model.forward_features(x), pre_logits=True)
+        maxsep.attach(model, CLASSES)
+        head = model.get_classifier()
+        assert isinstance(head, MaxSeparationHead)
+        pre_logits = model.forward_head(model.forward_features(x), pre_logits=True)
+        assert torch.equal(pre_logits, before)
+        assert torch.equal(head(pre_logits), model(x))
+
+    model.reset_classifier(3)
+    assert isinstance(model.get_classifier(), nn.Linear)
+    assert model.num_classes == 3
+    assert not find_heads(model)
+    assert model(x).shape == (2, 3)
+    maxsep.attach(model)
+    assert model(x).shape == (2, 3)
+
+
+def test_distilled_heads_are_both_trained():
+    torch.manual_seed(0)
+    model = maxsep.attach(make("deit_tiny_distilled_patch16_224"), CLASSES).train()
+    model.set_distilled_training(True)
+    one, two = model(torch.randn(2, 3, 32, 32))
+    (one.square().mean() + two.square().mean()).backward()
+    heads = model.get_classifier()
+    assert [type(head) for head in heads] == [MaxSeparationHead] * 2
+    assert all(head.weight.grad.abs().sum() > 0 for head in heads)
+    model.reset_classifier(4)
+    assert [type(head) for head in model.get_classifier()] == [nn.Linear] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("volo_d1_224", ["head", "aux_head"]),
+        ("crossvit_tiny_240", ["head.0", "head.1"]),
+        ("caformer_s18", ["head.fc.fc2"]),
+        ("efficientformer_l1", ["head", "head_dist"]),
+        ("inception_v3", ["fc"]),
+        ("sequencer2d_s", ["head.fc"]),
+    ],
+)
+def test_every_head_of_unusual_models_is_swapped(name, paths):
+    with torch.device("meta"):
+        model = maxsep.attach(timm.create_model(name, num_classes=10), CLASSES)
+    assert [path for path, _ in find_heads(model)] == paths
+    assert model.num_classes == CLASSES
+
+
+def test_number_of_classes_inside_the_head_module_follows():
+    model = maxsep.attach(make("repvit_m0_9"), CLASSES)
+    assert model.head.num_classes == CLASSES
+
+
+def test_growth_follows():
+    model = maxsep.grow(maxsep.attach(make("vit_tiny_patch16_224")), 2)
+    assert model.num_classes == model.get_classifier().num_classes == 12
+
+
+def test_model_without_classifier():
+    with pytest.raises(ValueError, match=r"get_classifier\(\) gives Identity.*num_classes=0.*reset_classifier"):
+        maxsep.attach(make("resnet10t", num_classes=0), CLASSES)
+
+
+def test_convolution_as_classifier():
+    with torch.device("meta"):
+        model = timm.create_model("dla34")
+    with pytest.raises(ValueError, match="classifier at 'fc' is a convolution"):
+        maxsep.attach(model)

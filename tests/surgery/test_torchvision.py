@@ -1,0 +1,105 @@
+"""Every torchvision family, in its own structure and the smallest size that its constructor allows."""
+
+import pytest
+import torch
+import torchvision.models as zoo
+from torch import nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.densenet import DenseNet
+from torchvision.models.mobilenetv2 import MobileNetV2
+from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.models.vision_transformer import VisionTransformer
+
+import maxsep
+from maxsep import MaxSeparationHead
+from maxsep.surgery import find_heads, locate
+
+CLASSES = 7
+
+
+def vgg() -> nn.Module:
+    with torch.device("meta"):
+        model = zoo.vgg11(init_weights=False)
+    model.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())  # 130 million weights would say nothing more
+    model.classifier[0] = nn.Linear(4 * 7 * 7, 8)
+    model.classifier[3] = nn.Linear(8, 16)
+    model.classifier[6] = nn.Linear(16, 10)
+    return model
+
+
+FAMILIES = {
+    "resnet": (lambda: ResNet(BasicBlock, [1, 1, 1, 1]), "fc"),
+    "vgg": (vgg, "classifier.6"),
+    "densenet": (lambda: DenseNet(4, (1, 1, 1, 1), 8), "classifier"),
+    "mobilenet_v2": (lambda: MobileNetV2(width_mult=0.1), "classifier.1"),
+    "mobilenet_v3": (zoo.mobilenet_v3_small, "classifier.3"),
+    "efficientnet": (zoo.efficientnet_b0, "classifier.1"),
+    "convnext": (lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)]), "classifier.2"),
+    "vit": (lambda: VisionTransformer(32, 16, 1, 2, 16, 16), "heads.head"),
+    "swin": (lambda: SwinTransformer([2, 2], 8, [1, 1], [1, 2], [2, 2]), "head"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family, exercise):
+    torch.manual_seed(0)
+    build, path = FAMILIES[family]
+    model = build()
+    x = torch.randn(4, 3, 32, 32)
+    assert maxsep.attach(model, CLASSES, radius=0.5) is model
+    assert [where for where, _ in find_heads(model)] == [path]
+    exercise(model, x, CLASSES)
+
+
+def test_vit_number_of_classes_follows():
+    model = maxsep.attach(VisionTransformer(32, 16, 1, 2, 16, 16, num_classes=10), CLASSES)
+    assert model.num_classes == CLASSES
+
+
+def test_googlenet_auxiliary_heads_are_swapped_and_trained(exercise):
+    torch.manual_seed(0)
+    model = maxsep.attach(zoo.googlenet(init_weights=False, aux_logits=True), CLASSES)
+    assert [path for path, _ in find_heads(model)] == ["fc", "aux1.fc2", "aux2.fc2"]
+    outputs = model(torch.randn(2, 3, 32, 32))
+    assert [tuple(output.shape) for output in outputs] == [(2, CLASSES)] * 3
+    sum(output.square().mean() for output in outputs).backward()
+    assert all(head.weight.grad.abs().sum() > 0 for _, head in find_heads(model))
+    model.zero_grad()
+    exercise(model, torch.randn(2, 3, 32, 32), CLASSES, lambda m, x: m(x).logits if m.training else m(x))
+
+
+def test_inception_auxiliary_head_is_swapped():
+    with torch.device("meta"):
+        model = maxsep.attach(zoo.inception_v3(init_weights=False), CLASSES)
+    assert [path for path, _ in find_heads(model)] == ["fc", "AuxLogits.fc"]
+    assert model.fc.weight.is_meta
+    features = torch.empty(2, 768, 17, 17, device="meta")
+    assert model.AuxLogits(features).shape == (2, CLASSES)
+
+
+def test_googlenet_without_auxiliary_heads():
+    with torch.device("meta"):
+        model = zoo.googlenet(init_weights=False, aux_logits=False)
+    assert [path for path, _ in locate(model)] == ["fc"]
+
+
+def test_squeezenet_is_refused_because_its_classifier_is_a_convolution():
+    with torch.device("meta"):
+        model = zoo.squeezenet1_1()
+    with pytest.raises(ValueError, match=r"classifier at 'classifier\.1' is a convolution.*put an nn\.Linear"):
+        maxsep.attach(model)
+
+
+def test_detection_models_have_no_single_classifier():
+    with torch.device("meta"):
+        model = zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None)
+    with pytest.raises(ValueError, match=r"no single classifier found in FasterRCNN(.|\n)*cls_score': 1024 -> 91"):
+        maxsep.attach(model)
+
+
+def test_head_keeps_the_name_of_the_old_layer_in_the_state_dict():
+    with torch.device("meta"):
+        model = maxsep.attach(zoo.resnet18(), 5)
+    assert isinstance(model.fc, MaxSeparationHead)
+    assert model.state_dict()["fc.weight"].shape == (4, 512)

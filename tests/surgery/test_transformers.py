@@ -1,0 +1,203 @@
+"""transformers classifiers from tiny random configurations: logits, labels, and a way to and from a checkpoint."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import maxsep
+from maxsep.surgery import find_heads
+
+CLASSES = 5
+TEXT = {"vocab_size": 30, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+VIT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SQUARE = {"image_size": 32, "patch_size": 16}
+STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 16]}
+
+hf.logging.set_verbosity_error()
+hf.logging.disable_progress_bar()
+
+
+def vit(**options) -> nn.Module:
+    return hf.ViTForImageClassification(hf.ViTConfig(**VIT, **SQUARE, **{"num_labels": 3} | options))
+
+
+def bert(**options) -> nn.Module:
+    return hf.BertForSequenceClassification(hf.BertConfig(**TEXT, **{"num_labels": 3} | options))
+
+
+def deit() -> nn.Module:
+    return hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**VIT, **SQUARE, num_labels=3))
+
+
+def resnet() -> nn.Module:
+    return hf.ResNetForImageClassification(hf.ResNetConfig(embedding_size=8, layer_type="basic", **STAGES))
+
+
+def swin() -> nn.Module:
+    config = hf.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)
+    return hf.SwinForImageClassification(config)
+
+
+def distilbert() -> nn.Module:
+    config = hf.DistilBertConfig(vocab_size=30, dim=16, hidden_dim=16, n_layers=1, n_heads=2, num_labels=3)
+    return hf.DistilBertForSequenceClassification(config)
+
+
+def roberta() -> nn.Module:
+    return hf.RobertaForSequenceClassification(hf.RobertaConfig(**TEXT, num_labels=3))
+
+
+def llama() -> nn.Module:
+    return hf.LlamaForSequenceClassification(hf.LlamaConfig(**TEXT, num_labels=3, pad_token_id=0))
+
+
+IMAGE = {
+    "vit": (vit, ["classifier"]),
+    "deit": (deit, ["cls_classifier", "distillation_classifier"]),
+    "resnet": (resnet, ["classifier.1"]),
+    "convnext": (
+        lambda: hf.ConvNextForImageClassification(hf.ConvNextConfig(**STAGES)),
+        ["classifier"],
+    ),
+    "swin": (swin, ["classifier"]),
+}
+WORDS = {
+    "bert": (bert, ["classifier"]),
+    "distilbert": (distilbert, ["classifier"]),
+    "roberta": (roberta, ["classifier.out_proj"]),
+    "llama": (llama, ["score"]),
+}
+
+
+def logits(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).logits
+
+
+def words() -> torch.Tensor:
+    return torch.randint(2, 30, (4, 6))
+
+
+@pytest.mark.parametrize("family", [*IMAGE, *WORDS])
+def test_family(family, exercise):
+    torch.manual_seed(0)
+    build, paths = (IMAGE | WORDS)[family]
+    model = build()
+    has_bias = family != "llama"
+    maxsep.attach(model, CLASSES)
+    assert [path for path, _ in find_heads(model)] == paths
+    assert all((head.bias is not None) == has_bias for _, head in find_heads(model))
+    assert model.config.num_labels == model.num_labels == CLASSES
+    assert model.config.id2label == {index: f"LABEL_{index}" for index in range(CLASSES)}
+    assert model.config.label2id == {f"LABEL_{index}": index for index in range(CLASSES)}
+    exercise(model, torch.randn(4, 3, 32, 32) if family in IMAGE else words(), CLASSES, logits)
+
+
+def test_loss_of_the_model_itself_follows():
+    model = maxsep.attach(bert(), CLASSES)
+    labels = torch.tensor([0, 4, 4, 1])
+    output = model(words(), labels=labels)
+    expected = nn.functional.cross_entropy(output.logits, labels)
+    assert torch.isclose(output.loss, expected)
+
+
+def test_names_of_the_labels_are_kept_and_extended():
+    names = {0: "cat", 1: "dog", 2: "owl"}
+    model = bert(id2label=names, label2id={name: index for index, name in names.items()})
+    maxsep.attach(model)
+    assert model.config.id2label == names
+    maxsep.grow(model, 2)
+    assert model.num_labels == model.config.num_labels == 5
+    assert model.config.id2label == names | {3: "LABEL_3", 4: "LABEL_4"}
+    assert model.config.label2id == {"cat": 0, "dog": 1, "owl": 2, "LABEL_3": 3, "LABEL_4": 4}
+    assert model(words()).logits.shape == (4, 5)
+
+
+def test_folded_model_goes_through_save_pretrained_and_training_goes_on(tmp_path):
+    torch.manual_seed(0)
+    model = maxsep.attach(vit(), CLASSES, radius=0.5).eval()
+    x = torch.randn(4, 3, 32, 32)
+    maxsep.fold(model).save_pretrained(tmp_path / "hub")
+    again = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "hub").eval()
+    assert type(again.classifier) is nn.Linear
+    assert again.config.num_labels == CLASSES
+    torch.testing.assert_close(again(x).logits, model(x).logits, rtol=0, atol=1e-5)
+
+    maxsep.attach(again, radius=0.5, keep_weights=True)
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(again(x).logits, model(x).logits, rtol=0, atol=1e-5)
+
+
+def test_from_pretrained_then_attach_then_load(tmp_path):
+    torch.manual_seed(0)
+    bert().save_pretrained(tmp_path / "hub")
+    model = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hub")
+    maxsep.attach(model, CLASSES).eval()
+    maxsep.save(model, tmp_path / "tuned", labels=list("abcde"))
+    again = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hub")
+    maxsep.attach(again, CLASSES).eval()
+    assert maxsep.load(tmp_path / "tuned", again).labels == tuple("abcde")
+    x = words()
+    assert torch.equal(again(x).logits, model(x).logits)
+
+
+def test_unfolded_save_pretrained_is_refused_by_from_pretrained_and_not_misread(tmp_path):
+    maxsep.attach(vit(), CLASSES).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        hf.AutoModelForImageClassification.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_other_problems_are_refused(problem):
+    model = bert(problem_type=problem)
+    with pytest.raises(ValueError, match=f"config.problem_type is '{problem}'.*one label out of C"):
+        maxsep.attach(model)
+    assert isinstance(model.classifier, nn.Linear)
+
+
+def test_one_label_is_refused():
+    with pytest.raises(ValueError, match="has one output, which is a regression"):
+        maxsep.attach(bert(num_labels=1), CLASSES)
+
+
+def test_one_label_in_the_configuration_alone_is_refused():
+    model = bert()
+    model.config.num_labels = 1
+    with pytest.raises(ValueError, match=r"config\.num_labels is 1, which is a regression"):
+        maxsep.attach(model)
+
+
+def test_models_that_do_not_classify_are_refused():
+    model = hf.BertForQuestionAnswering(hf.BertConfig(**TEXT))
+    with pytest.raises(ValueError, match="BertForQuestionAnswering is not a classification model"):
+        maxsep.attach(model)
+
+
+def test_tied_language_model_head_is_refused():
+    model = hf.BertForMaskedLM(hf.BertConfig(**TEXT))
+    with pytest.raises(ValueError, match=r"shares its parameters with .*word_embeddings.*untie"):
+        maxsep.attach(model, classifier="cls.predictions.decoder")
+
+
+def test_token_classifier():
+    model = maxsep.attach(hf.BertForTokenClassification(hf.BertConfig(**TEXT, num_labels=3)), CLASSES)
+    assert model(words()).logits.shape == (4, 6, CLASSES)
+
+
+def test_several_candidates_are_listed():
+    model = bert()
+    model.score = nn.Linear(16, 3)
+    with pytest.raises(ValueError, match=r"no single classifier(.|\n)*'classifier': 16 -> 3\n  'score': 16 -> 3"):
+        maxsep.attach(model)
+
+
+def test_wrapped_timm_model():
+    config = hf.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224",
+        num_labels=3,
+        model_args={"img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2},
+    )
+    model = maxsep.attach(hf.TimmWrapperForImageClassification(config), CLASSES)
+    assert [path for path, _ in find_heads(model)] == ["timm_model.head"]
+    assert model.config.num_labels == CLASSES
+    assert model(torch.randn(2, 3, 32, 32)).logits.shape == (2, CLASSES)
