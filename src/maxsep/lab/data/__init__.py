@@ -1,0 +1,137 @@
+"""Datasets as whole uint8 tensors: readers of the official formats, long tails, splits, augmentation on the device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from maxsep.lab.data.augment import Augmentation, augmentation
+from maxsep.lab.data.cifar import load_cifar
+from maxsep.lab.data.digits import load_digits
+from maxsep.lab.data.download import DownloadError, Progress
+from maxsep.lab.data.folder import load_folder, parse_address
+from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
+from maxsep.lab.data.normalise import normalisation
+from maxsep.lab.data.sources import ensure
+from maxsep.lab.data.split import hold_out, limit
+from maxsep.lab.data.svhn import load_svhn
+from maxsep.lab.spec import RunSpec
+
+__all__ = [
+    "Augmentation",
+    "Data",
+    "DownloadError",
+    "ImageSet",
+    "augmentation",
+    "hold_out",
+    "limit",
+    "load",
+    "long_tail_counts",
+    "long_tail_indices",
+    "normalisation",
+    "prepare",
+]
+
+NAMES = ("digits", "cifar10", "cifar100", "svhn")
+ROOT_VARIABLE = "MAXSEP_DATA"
+
+
+def load(
+    dataset: str,
+    root: str | Path | None = None,
+    *,
+    download: bool = False,
+    progress: Progress | None = None,
+) -> Data:
+    """Load a dataset by name.
+
+    Args:
+        dataset: `digits` (embedded), `cifar10`, `cifar100`, `svhn`, or `folder:PATH` for a folder of class folders
+            (`folder:PATH?size=64` for images of another size than 32). A relative PATH is looked up in the working
+            directory, then in `root`.
+        root: Folder with the official files: `cifar-10-batches-py/`, `cifar-100-python/`, `svhn/*.mat`; an official
+            `.tar.gz` there is unpacked. By default $MAXSEP_DATA.
+        download: Fetch what is missing into `root`.
+        progress: Called with (bytes so far, bytes in all) while downloading.
+
+    >>> load("digits").train.num_classes
+    10
+    """
+    kind, _, address = dataset.partition(":")
+    if kind == "folder":
+        path, size = parse_address(address)
+        return load_folder(_find_folder(path, root), size, name=dataset)
+    if dataset not in NAMES:
+        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, folder:PATH.")
+    if dataset == "digits":
+        return load_digits()
+    base = _root(dataset, root)
+    ensure(dataset, base, fetch=download, progress=progress)
+    return load_svhn(base) if dataset == "svhn" else load_cifar(dataset, base)
+
+
+def prepare(
+    spec: RunSpec,
+    root: str | Path | None = None,
+    *,
+    download: bool = False,
+    progress: Progress | None = None,
+) -> Data:
+    """Load a run's data and cut it as its spec says: long tail, then validation hold-out, then limits.
+
+    With `spec.validation` the result's `test` is the part held out of the (long-tailed) training set, and the real
+    test set plays no role. All choices depend on `spec.subset_seed` only, so that runs with other seeds share them.
+
+    >>> prepare(RunSpec(dataset="digits", imbalance=0.1)).train.class_counts
+    [119, 94, 73, 56, 43, 33, 26, 20, 15, 12]
+    """
+    data = load(spec.dataset, root, download=download, progress=progress)
+    train, test = data.train, data.test
+    if spec.imbalance < 1:
+        chosen = long_tail_indices(train.labels, spec.imbalance, spec.subset_seed, num_classes=train.num_classes)
+        train = train.subset(chosen)
+    if spec.validation > 0:
+        kept, held = hold_out(train.labels, spec.validation, spec.subset_seed)
+        if not len(held):
+            raise ValueError(
+                f"no class of {spec.dataset} has two training images, so none can be held out for validation. "
+                "Use validation=0."
+            )
+        train, test = train.subset(kept), train.subset(held)
+    if spec.max_train is not None:
+        present = sum(count > 0 for count in train.class_counts)
+        if spec.max_train < present:
+            raise ValueError(
+                f"max_train must be at least {present}, one image for every class of {spec.dataset}, "
+                f"got {spec.max_train}."
+            )
+        train = train.subset(limit(train.labels, spec.max_train, spec.subset_seed))
+    if spec.max_test is not None:
+        test = test.subset(limit(test.labels, spec.max_test, spec.subset_seed))
+    return Data(data.name, train, test)
+
+
+def _root(dataset: str, root: str | Path | None) -> Path:
+    given = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if not given:
+        raise ValueError(
+            f"{dataset} needs a data folder: pass --data DIR or set {ROOT_VARIABLE}. DIR holds the official files: "
+            "cifar-10-batches-py/, cifar-100-python/, svhn/train_32x32.mat and svhn/test_32x32.mat. "
+            "(digits needs none.)"
+        )
+    return Path(given).expanduser()
+
+
+def _find_folder(path: str, root: str | Path | None) -> Path:
+    """Look a folder up in the working directory, then in the data folder."""
+    here = Path(path).expanduser()
+    base = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if here.is_dir() or here.is_absolute() or not base:
+        return here
+    there = Path(base).expanduser() / here
+    if not there.is_dir():
+        raise FileNotFoundError(
+            f"neither {here} nor {there} is a folder. Expected a folder with one sub-folder per class."
+        )
+    return there

@@ -1,0 +1,189 @@
+"""A user's own images: a folder with one sub-folder per class."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.split import hold_out
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SIZE = 32
+TEST_FRACTION = 0.2
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
+IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split `PATH` or `PATH?size=N` into the path and the side of the square images.
+
+    >>> parse_address("my/pictures?size=64")
+    ('my/pictures', 64)
+    >>> parse_address("my/pictures")
+    ('my/pictures', 32)
+    """
+    match = re.fullmatch(r"(.+?)(?:\?size=(\d+))?", address)
+    if match is None or (match[2] is not None and not 4 <= int(match[2]) <= 1024):
+        raise ValueError(
+            f"'folder:{address}' is no folder of images. Write folder:PATH, or folder:PATH?size=64 for another "
+            "size than 32 (4 to 1024)."
+        )
+    return match[1], int(match[2] or SIZE)
+
+
+def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> Data:
+    """Read a folder of class folders into memory as RGB images of size x size.
+
+    If it has `train/` and one of `test/` and `val/`, these are the splits and hold the class folders; otherwise a
+    fifth of every class is set aside for testing, by a fixed seed. Classes are the sub-folder names in sorted order,
+    images come in the sorted order of their paths; sub-folders of a class belong to it.
+
+    The shorter side is scaled to `size` (bicubic) and the centre cut out. Nothing is dropped silently: an image that
+    cannot be read, a class without images, or a file of an unknown kind is an error. Passed over are only hidden
+    files, text files (.txt, .csv, .json, .md, .xml, ...), README, LICENSE, Thumbs.db and desktop.ini.
+
+    Args:
+        folder: The folder.
+        size: Height and width of the images.
+        name: Name of the result; by default `folder:` and the path.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
+    name = f"folder:{folder}" if name is None else name
+    parts = {path.name for path in _visible(folder) if path.is_dir()}
+    tests = sorted(parts & {"test", "val"})
+    if "train" not in parts or not tests:
+        return _split(name, _read_split(folder, size), folder)
+    if len(tests) > 1:
+        raise ValueError(f"{folder} has train/, test/ and val/. Hide one of the last two (rename val to .val).")
+    if others := sorted(parts - {"train", *tests}):
+        raise ValueError(f"{folder} has train/ and {tests[0]}/, but also {others[0]}/. Move or hide it.")
+    train, test = _read_split(folder / "train", size), _read_split(folder / tests[0], size)
+    if train.classes != test.classes:
+        odd = sorted(set(train.classes) ^ set(test.classes))[0]
+        raise ValueError(
+            f"class {odd!r} is only in one of {folder / 'train'} and {folder / tests[0]}. "
+            "Both must have the same class folders."
+        )
+    return Data(name, train, test)
+
+
+def _split(name: str, images: ImageSet, folder: Path) -> Data:
+    for label, count in enumerate(images.class_counts):
+        if count < 2:
+            raise ValueError(
+                f"{folder / images.classes[label]} has only {count} image; a class needs 2, one to train and one to "
+                "test. Add images or remove the class."
+            )
+    kept, held = hold_out(images.labels, TEST_FRACTION, seed=0)
+    return Data(name, images.subset(kept), images.subset(held))
+
+
+def _read_split(folder: Path, size: int) -> ImageSet:
+    import numpy as np
+
+    classes = _class_folders(folder)
+    files = [(path, label) for label, item in enumerate(classes) for path in _image_files(item)]
+    image_module = _pillow()
+    array = np.empty((len(files), 3, size, size), dtype=np.uint8)
+
+    def read(job: tuple[int, Path]) -> None:
+        array[job[0]] = _read_image(image_module, job[1], size)
+
+    jobs = [(number, path) for number, (path, _) in enumerate(files)]
+    with warnings.catch_warnings():
+        # A picture so large that Pillow warns of a decompression bomb is an error that names the file.
+        warnings.simplefilter("error", image_module.DecompressionBombWarning)
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(read, jobs):
+                pass
+    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
+    return ImageSet(torch.from_numpy(array), labels, tuple(item.name for item in classes))
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    items = _visible(folder)
+    for path in items:
+        if not path.is_dir() and not _ignored(path):
+            raise ValueError(f"{path} lies outside any class folder. Move it into one, or away.")
+    classes = [path for path in items if path.is_dir()]
+    if len(classes) < 2:
+        found = f"only {classes[0].name}/" if classes else "none"
+        raise ValueError(f"{folder} needs at least two class folders with images in them, found {found}.")
+    return classes
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """List the images of a class, those of sub-folders too; anything unknown is an error."""
+    found: list[Path] = []
+    for path in _visible(folder):
+        if path.is_dir():
+            if path.is_symlink():
+                raise ValueError(f"{path} is a link to a folder inside a class. Put the images there themselves.")
+            found += _image_files(path)
+        elif path.suffix.lower() in IMAGE_SUFFIXES:
+            found.append(path)
+        elif not _ignored(path):
+            raise ValueError(
+                f"{path} is neither an image nor a text file. Allowed images: {', '.join(sorted(IMAGE_SUFFIXES))}. "
+                "Move it away, or hide it with a dot before its name."
+            )
+    if not found:
+        raise ValueError(f"{folder} holds no image. Add images or remove the folder.")
+    return found
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
+
+
+def _ignored(path: Path) -> bool:
+    return path.suffix.lower() in IGNORED_SUFFIXES or path.name.lower() in IGNORED_NAMES
+
+
+def _read_image(image_module: Any, path: Path, size: int) -> NDArray[np.uint8]:
+    """Decode one image to (3, size, size): upright, RGB, shorter side scaled, centre cut out."""
+    import numpy as np
+    from PIL import ImageOps
+
+    try:
+        with image_module.open(path) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except Exception as error:  # Pillow's decoders raise what they like; the user needs the file's name
+        raise ValueError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error}). Repair or remove it."
+        ) from error
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits first.")
+    if image.mode in ("P", "PA", "LA"):
+        image = image.convert("RGBA")
+    image = image.convert("RGB")
+    width, height = image.size
+    scale = size / min(width, height)
+    if scale != 1:
+        image = image.resize(
+            (max(size, round(width * scale)), max(size, round(height * scale))), image_module.Resampling.BICUBIC
+        )
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    image = image.crop((left, top, left + size, top + size))
+    return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError('images are read with Pillow, which is missing: pip install "maxsep[train]"') from error
+    return Image

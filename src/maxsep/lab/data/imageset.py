@@ -1,0 +1,136 @@
+"""What a dataset is here: all images of a split in one uint8 tensor, their labels, and the class names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Hold a whole split of small images in memory, ready to be moved to a device at once.
+
+    Args:
+        images: uint8, (N, C, H, W).
+        labels: int64, (N,), each in [0, len(classes)).
+        classes: Class names; the position is the label. A class may have no image.
+
+    Every value is checked here, so that a bad label is an error with a name and never a failed assertion
+    inside a CUDA kernel.
+
+    >>> digits = ImageSet(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1]), ("no", "yes"))
+    >>> len(digits), digits.shape, digits.class_counts
+    (3, (1, 8, 8), [1, 2])
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse anything that training would only stumble over later."""
+        _check_images(self.images)
+        _check_classes(self.classes)
+        check_labels(self.labels, len(self.classes), len(self.images))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, with or without images."""
+        return len(self.classes)
+
+    @property
+    def class_counts(self) -> list[int]:
+        """Images per class, in label order."""
+        counts: list[int] = torch.bincount(self.labels, minlength=self.num_classes).tolist()
+        return counts
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def subset(self, indices: Tensor) -> ImageSet:
+        """Take the images at these positions (int64, in this order); the classes stay."""
+        indices = indices.to(self.images.device)
+        return ImageSet(self.images[indices], self.labels[indices], self.classes)
+
+    def to(self, device: torch.device | str) -> ImageSet:
+        """Move images and labels to a device."""
+        return ImageSet(self.images.to(device), self.labels.to(device), self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Pair a training split with the split it is evaluated on.
+
+    Both must share their classes and their image shape.
+    """
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+
+    def __post_init__(self) -> None:
+        """Refuse splits that do not belong together."""
+        if self.train.classes != self.test.classes:
+            raise ValueError(
+                f"{self.name}: the training classes {self.train.classes[:5]}... and the test classes "
+                f"{self.test.classes[:5]}... differ. Both splits must have the same classes in the same order."
+            )
+        if self.train.shape != self.test.shape:
+            raise ValueError(
+                f"{self.name}: training images are {self.train.shape}, test images {self.test.shape} "
+                "(channels, height, width). Both splits must have the same shape."
+            )
+
+
+def check_labels(labels: Tensor, num_classes: int, num_images: int) -> None:
+    """Check that labels are one int64 class index per image.
+
+    >>> check_labels(torch.tensor([0, 2]), num_classes=2, num_images=2)
+    Traceback (most recent call last):
+        ...
+    ValueError: label 2 at position 1 is out of range: with 2 classes labels are 0 to 1. Labels count from 0.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be an int64 tensor, got {type(labels).__name__}. Use torch.tensor(labels).")
+    if labels.ndim != 1:
+        raise ValueError(
+            f"labels must have shape (N,), got {tuple(labels.shape)}. "
+            "For one-hot or score rows take argmax(dim=1) first."
+        )
+    if labels.dtype != torch.int64:
+        raise TypeError(f"labels must be int64 class indices, got {labels.dtype}. Convert them with .long().")
+    if len(labels) != num_images:
+        raise ValueError(f"{len(labels)} labels for {num_images} images. There must be one label per image.")
+    outside = (labels < 0) | (labels >= num_classes)
+    if bool(outside.any()):
+        position = int(outside.nonzero()[0, 0])
+        raise ValueError(
+            f"label {int(labels[position])} at position {position} is out of range: with {num_classes} classes "
+            f"labels are 0 to {num_classes - 1}. Labels count from 0."
+        )
+
+
+def _check_images(images: Tensor) -> None:
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images must be a uint8 tensor, got {type(images).__name__}. Use torch.from_numpy.")
+    if images.dtype != torch.uint8:
+        raise TypeError(f"images must be uint8 (0 to 255), got {images.dtype}. Normalisation happens in training.")
+    if images.ndim != 4:
+        raise ValueError(f"images must have shape (N, C, H, W), got {tuple(images.shape)}.")
+    if 0 in images.shape:
+        raise ValueError(f"images must not be empty, got shape {tuple(images.shape)}. Check that the data was read.")
+
+
+def _check_classes(classes: tuple[str, ...]) -> None:
+    if not isinstance(classes, tuple) or not all(isinstance(name, str) for name in classes):
+        raise TypeError(f"classes must be a tuple of names, got {classes!r}. Convert with tuple(map(str, names)).")
+    if not classes:
+        raise ValueError("classes must name at least one class, got an empty tuple.")

@@ -1,0 +1,66 @@
+"""Channel means and standard deviations that training subtracts and divides by."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maxsep.lab.data.imageset import Data, ImageSet
+
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
+    "digits": ((0.3053,), (0.3759,)),
+}
+"""Published constants (CIFAR), and those of all 1,797 digits, on the scale of 0 to 1."""
+
+NAMES = ("auto", *STATISTICS, "half", "train")
+
+
+def normalisation(name: str, data: Data) -> tuple[Tensor, Tensor]:
+    """Give the (mean, std) of each channel, on the scale of 0 to 1.
+
+    Args:
+        name: `cifar10`, `cifar100`, `digits`: fixed constants. `half`: 0.5 and 0.5. `train`: measured on
+            `data.train` (a constant channel gets std 1). `auto`: the constants of the dataset's own name if there
+            are any, else `train`. Long-tailed CIFAR-100 is by custom normalised with `cifar10`: name it.
+        data: The data to be normalised.
+
+    Returns:
+        Two float32 tensors of shape (C,), to be used as (images / 255 - mean) / std.
+
+    >>> from maxsep.lab.data import load
+    >>> mean, std = normalisation("auto", load("digits"))
+    >>> [round(v, 2) for v in (mean.item(), std.item())]
+    [0.31, 0.38]
+    """
+    if name == "auto":
+        name = data.name if data.name in STATISTICS else "train"
+    channels = data.train.shape[0]
+    if name == "half":
+        return torch.full((channels,), 0.5), torch.full((channels,), 0.5)
+    if name == "train":
+        return _measure(data.train)
+    if name not in STATISTICS:
+        raise ValueError(f"unknown normalisation {name!r}. Known: {', '.join(NAMES)}.")
+    mean, std = STATISTICS[name]
+    if len(mean) != channels:
+        raise ValueError(
+            f"normalisation {name!r} is for images with {len(mean)} channels, {data.name} has {channels}. "
+            "Use 'train' or 'half'."
+        )
+    return torch.tensor(mean), torch.tensor(std)
+
+
+def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
+    """Measure exactly: 256 counts per channel, so no rounding and no float copy of the images."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in images.images.unbind(1):
+        share = torch.bincount(channel.flatten(), minlength=256).cpu().double()
+        share /= share.sum()
+        mean = (share * values).sum()
+        std = (share * (values - mean) ** 2).sum().sqrt()
+        means.append(mean)
+        stds.append(std if std > 0 else torch.ones_like(std))
+    return torch.stack(means).float(), torch.stack(stds).float()

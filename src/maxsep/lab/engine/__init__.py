@@ -1,0 +1,19 @@
+"""One training loop on Lightning Fabric, with exact resume, and the record that every run leaves."""
+
+from maxsep.lab.engine.checkpoint import CheckpointError
+from maxsep.lab.engine.loop import train
+from maxsep.lab.engine.losses import loss_names, register_loss
+from maxsep.lab.engine.nonfinite import NonFiniteError
+from maxsep.lab.engine.runs import RunResult, evaluate, load_model, load_run
+
+__all__ = [
+    "CheckpointError",
+    "NonFiniteError",
+    "RunResult",
+    "evaluate",
+    "load_model",
+    "load_run",
+    "loss_names",
+    "register_loss",
+    "train",
+]

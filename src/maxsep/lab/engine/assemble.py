@@ -1,0 +1,95 @@
+"""From a spec, data and Fabric to a trainer that is ready to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from maxsep.lab.data import Data, augmentation, normalisation
+from maxsep.lab.engine.cuda_graph import CapturedStep
+from maxsep.lab.engine.losses import build_loss
+from maxsep.lab.engine.model import Pipeline, build_model
+from maxsep.lab.engine.optimisers import build_optimiser
+from maxsep.lab.engine.progress import Progress
+from maxsep.lab.engine.record import RunFolder
+from maxsep.lab.engine.seeds import derive
+from maxsep.lab.engine.state import RandomStates
+from maxsep.lab.engine.step import Step
+from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.engine.trainer import Trainer
+from maxsep.lab.spec import Execution, RunSpec
+
+_VARIANTS = 128
+
+
+def assemble(
+    fabric: Any,
+    spec: RunSpec,
+    execution: Execution,
+    data: Data,
+    folder: RunFolder,
+    progress: Progress,
+    stop: StopRequest,
+) -> Trainer:
+    """Build network, optimiser, step and generators on Fabric's device.
+
+    Changes torch's global random state: network, head and dropout draw from it.
+    """
+    mean, std = normalisation(spec.normalisation, data)
+    data = Data(data.name, data.train.to(fabric.device), data.test.to(fabric.device))
+    network = build_model(spec, data.train.shape, data.train.num_classes)
+    if execution.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    pipeline = Pipeline(network, mean, std, channels_last=execution.channels_last).to(fabric.device)
+    optimiser = build_optimiser(spec, network, capturable=execution.cuda_graph)
+    if execution.compile:
+        _compile(pipeline, spec, execution, fabric.world_size)
+    model, wrapped = fabric.setup(pipeline, optimiser)
+    random = _generators(spec, fabric)
+    loss = build_loss(spec, data.train.class_counts)
+    if isinstance(loss, torch.nn.Module):
+        loss = loss.to(fabric.device)
+    step = Step(
+        spec=spec,
+        fabric=fabric,
+        model=model,
+        network=network,
+        optimiser=wrapped,
+        loss=loss,
+        images=data.train,
+        augment=augmentation(spec.augmentation),
+        generator=random.augmentation,
+    )
+    return Trainer(
+        spec=spec,
+        execution=execution,
+        fabric=fabric,
+        data=data,
+        mean=mean,
+        std=std,
+        pipeline=pipeline,
+        optimiser=optimiser,
+        loss=loss,
+        step=CapturedStep(step) if execution.cuda_graph else step,
+        random=random,
+        folder=folder,
+        progress=progress,
+        stop=stop,
+    )
+
+
+def _compile(pipeline: Pipeline, spec: RunSpec, execution: Execution, world_size: int) -> None:
+    # every network and batch size of a process is one more variant of the same code; beyond the limit
+    # torch.compile would fall back to the uncompiled code, with no more than a warning
+    limit = getattr(torch._dynamo.config, "recompile_limit", 0)
+    torch._dynamo.config.recompile_limit = max(limit, _VARIANTS)
+    pipeline.compile_backbone(spec.batch_size // world_size, dict(execution.extra).get("compile_mode"))
+
+
+def _generators(spec: RunSpec, fabric: Any) -> RandomStates:
+    order = torch.Generator().manual_seed(derive(spec.seed, "order"))
+    rank = fabric.global_rank
+    augmentation = torch.Generator(fabric.device).manual_seed(derive(spec.seed, "augmentation", rank))
+    torch.manual_seed(derive(spec.seed, "dropout", rank))
+    return RandomStates(order, augmentation, fabric.device)

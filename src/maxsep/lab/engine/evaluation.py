@@ -1,0 +1,78 @@
+"""What a trained network is judged by."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maxsep.analysis import expected_calibration_error
+from maxsep.lab.data import ImageSet
+from maxsep.lab.engine.losses import Loss
+from maxsep.lab.engine.model import Pipeline
+
+BATCH = 1000
+"""Images of one evaluation batch; fixed, so that results do not depend on the training batch."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a network says about a whole split: logits (N, C), features (N, D) and the labels (N,)."""
+
+    logits: Tensor
+    features: Tensor
+    labels: Tensor
+
+
+def predict(pipeline: Pipeline, images: ImageSet, precision: AbstractContextManager[Any] | None = None) -> Outputs:
+    """Run a pipeline over a split, in evaluation mode; the mode it had before is restored.
+
+    Args:
+        pipeline: The network behind its normalisation.
+        images: A split on the same device.
+        precision: Context to compute in, such as Fabric's autocast.
+    """
+    was_training = pipeline.training
+    pipeline.eval()
+    logits, features = [], []
+    with torch.no_grad(), precision or nullcontext():
+        for batch in torch.split(images.images, BATCH):
+            hidden = pipeline.network.features(pipeline.normalise(batch))
+            logits.append(pipeline.network.head(hidden).float())
+            features.append(hidden.float())
+    pipeline.train(was_training)
+    return Outputs(torch.cat(logits), torch.cat(features), images.labels)
+
+
+def measure(outputs: Outputs, loss: Loss) -> dict[str, Any]:
+    """Compute the metrics of a split; accuracies are fractions.
+
+    Returns:
+        `top1`, `top5` (top C if there are fewer than five classes), `loss`, `ece` (15 bins), `per_class` (None for
+        a class without images) and `balanced`, the mean over the classes that have images.
+
+    >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
+    >>> outputs = Outputs(logits, logits, torch.tensor([0, 1, 1]))
+    >>> metrics = measure(outputs, torch.nn.functional.cross_entropy)
+    >>> round(metrics["top1"], 4), metrics["per_class"], metrics["balanced"]
+    (0.6667, [1.0, 0.5], 0.75)
+    """
+    logits, labels = outputs.logits, outputs.labels
+    num_classes = logits.shape[1]
+    ranked = logits.topk(min(5, num_classes), dim=1).indices
+    hits = ranked == labels[:, None]
+    counts = torch.bincount(labels, minlength=num_classes).tolist()
+    correct = torch.bincount(labels[hits[:, 0]], minlength=num_classes).tolist()
+    per_class = [right / count if count else None for right, count in zip(correct, counts, strict=True)]
+    present = [accuracy for accuracy in per_class if accuracy is not None]
+    return {
+        "top1": sum(correct) / len(labels),
+        "top5": int(hits.any(dim=1).sum()) / len(labels),
+        "loss": loss(logits, labels).item(),
+        "ece": expected_calibration_error(logits.softmax(dim=1), labels),
+        "balanced": sum(present) / len(present),
+        "per_class": per_class,
+    }

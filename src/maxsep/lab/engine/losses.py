@@ -1,0 +1,69 @@
+"""The losses that a spec can name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from maxsep.lab.spec import RunSpec
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Maps logits (B, C) and class indices (B,) to a scalar."""
+LossFactory = Callable[[RunSpec, Sequence[int]], Loss]
+"""Builds a loss from the spec and the number of training images of every class."""
+
+
+def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
+    """Build the spec's loss.
+
+    >>> import torch
+    >>> loss = build_loss(RunSpec(), [50, 5])
+    >>> round(loss(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
+    0.6931
+    """
+    if spec.loss not in _LOSSES:
+        raise ValueError(f"unknown loss {spec.loss!r}. Known: {', '.join(loss_names())}.")
+    return _LOSSES[spec.loss](spec, class_counts)
+
+
+def loss_names() -> list[str]:
+    """Name the losses that a spec can ask for."""
+    return sorted(_LOSSES)
+
+
+def register_loss(name: str, factory: LossFactory) -> None:
+    """Make a loss known under a name; a name that is taken is an error."""
+    if name in _LOSSES:
+        raise ValueError(f"the loss {name!r} exists already. Choose another name than: {', '.join(loss_names())}.")
+    _LOSSES[name] = factory
+
+
+def _cross_entropy(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
+    options = dict(spec.loss_options)
+    smoothing = float(options.pop("label_smoothing", 0.0))
+    _refuse(options, "cross_entropy", "label_smoothing")
+
+    def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, label_smoothing=smoothing)
+
+    return cross_entropy
+
+
+def _squared_cosine(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
+    _refuse(dict(spec.loss_options), "squared_cosine", "none")
+
+    def squared_cosine(logits: Tensor, target: Tensor) -> Tensor:
+        """Average (1 - cos)^2 over the batch, where the logits are cosines with the class vectors."""
+        return (1 - logits.gather(1, target[:, None])).square().mean()
+
+    return squared_cosine
+
+
+def _refuse(options: dict[str, object], loss: str, known: str) -> None:
+    if options:
+        raise ValueError(f"loss {loss!r} does not take the options {sorted(options)}. Known: {known}.")
+
+
+_LOSSES: dict[str, LossFactory] = {"cross_entropy": _cross_entropy, "squared_cosine": _squared_cosine}

@@ -1,0 +1,133 @@
+"""A run's folder: who may write to it, what it says while it grows, and the result that closes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from maxsep.lab.engine.checkpoint import clean
+from maxsep.lab.engine.durable import replace_file
+from maxsep.lab.spec import RunSpec
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run. `result.json` is written last: where it is, the run is finished."""
+
+    path: Path
+
+    @property
+    def resume(self) -> Path:
+        """Where the resume points lie until the run is finished."""
+        return self.path / "resume"
+
+    def is_finished(self, spec: RunSpec) -> bool:
+        """Tell whether this folder holds the finished run of a spec.
+
+        Raises:
+            ValueError: It holds another spec's run, or something else is in its place.
+        """
+        self._check_spec(spec)
+        return (self.path / "result.json").is_file()
+
+    def begin(self, spec: RunSpec) -> None:
+        """Create the folder and write `spec.json`, unless they are there."""
+        self._check_spec(spec)
+        self.path.mkdir(parents=True, exist_ok=True)
+        clean(self.resume)
+        if not (self.path / "spec.json").exists():
+            replace_file(self.path / "spec.json", _encode(spec.to_dict()))
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add an epoch's line to `metrics.jsonl`."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+    def rewrite_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Put `metrics.jsonl` back to these epochs: what an interrupted run wrote beyond its resume point goes."""
+        replace_file(self.path / "metrics.jsonl", "".join(map(_line, rows)).encode())
+
+    def finish(self, weights: dict[str, Tensor], rows: list[dict[str, Any]], result: dict[str, Any]) -> None:
+        """Write weights, metrics and, last, the result; then drop the resume points."""
+        from safetensors.torch import save
+
+        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        replace_file(self.path / "weights.safetensors", save(plain))
+        self.rewrite_metrics(rows)
+        replace_file(self.path / "result.json", _encode(jsonable(result)))
+        shutil.rmtree(self.resume, ignore_errors=True)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder against other processes; the system releases it when the process dies.
+
+        Raises:
+            BlockingIOError: Another process is training this run.
+        """
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BlockingIOError(
+                    f"another process is training {self.path}. Wait for it, or choose another folder for runs."
+                ) from error
+            yield
+            if (self.path / "result.json").exists():
+                # who still waits with this file open will see that there is nothing left to do
+                (self.path / ".lock").unlink(missing_ok=True)
+
+    def _check_spec(self, spec: RunSpec) -> None:
+        file = self.path / "spec.json"
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file, not a run folder. Choose another folder for runs.")
+        if not file.exists():
+            return
+        try:
+            found = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged ({error}). Delete the folder to train the run again.") from error
+        expected = spec.to_dict()
+        if found != expected:
+            differing = sorted(
+                key
+                for key in set(found) | set(expected)
+                if key not in found or key not in expected or found[key] != expected[key]
+            )
+            raise ValueError(
+                f"{self.path} holds another run: its spec.json differs in {', '.join(differing)}. "
+                "Choose another folder for runs, or delete that one."
+            )
+
+
+def jsonable(value: Any) -> Any:
+    """Replace numbers that JSON does not have (infinite, not a number) by None.
+
+    >>> jsonable({"loss": float("nan"), "top1": 0.5})
+    {'loss': None, 'top1': 0.5}
+    """
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(jsonable(row)) + "\n"
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,120 @@
+"""Finished runs: read them, rebuild their model, evaluate it again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maxsep.analysis import angular_fisher_score
+from maxsep.lab.data import normalisation, prepare
+from maxsep.lab.engine.evaluation import measure, predict
+from maxsep.lab.engine.losses import build_loss
+from maxsep.lab.engine.model import Pipeline, build_model
+from maxsep.lab.engine.record import SCHEMA
+from maxsep.lab.networks import Network
+from maxsep.lab.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run as its folder tells it.
+
+    Args:
+        folder: Where it lies.
+        spec: What was trained.
+        metrics: The last epoch's numbers; accuracies are fractions.
+        preprocessing: Image shape, mean, std and class names that the weights belong to.
+        execution: How it was computed.
+        versions: With which software.
+        hardware: On which machine.
+        seconds: How long it took in all.
+        images_per_second: How fast it trained, without evaluation.
+        started: ISO 8601, UTC.
+        finished: Likewise.
+        resumed: How often it was taken up again.
+        history: The lines of `metrics.jsonl`.
+    """
+
+    folder: Path
+    spec: RunSpec
+    metrics: dict[str, Any]
+    preprocessing: dict[str, Any]
+    execution: dict[str, Any]
+    versions: dict[str, Any]
+    hardware: dict[str, Any]
+    seconds: float
+    images_per_second: float
+    started: str
+    finished: str
+    resumed: int
+    history: list[dict[str, Any]]
+
+
+def load_run(folder: str | Path) -> RunResult:
+    """Read a finished run.
+
+    Raises:
+        FileNotFoundError: There is no finished run in the folder.
+        ValueError: `result.json` is damaged, or written by a newer version.
+    """
+    folder = Path(folder)
+    path = folder / "result.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no finished run: there is no result.json. Train it to the end first.")
+    try:
+        result = json.loads(path.read_bytes())
+        if result["schema"] != SCHEMA:
+            raise ValueError(f"schema {result['schema']} is not {SCHEMA}, the one this version reads")
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        fields = {key: result[key] for key in RunResult.__dataclass_fields__ if key in result}
+        fields |= {
+            "folder": folder,
+            "spec": RunSpec.from_dict(result["spec"]),
+            "history": [json.loads(line) for line in lines],
+        }
+        return RunResult(**fields)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a run's result: {error}") from error
+
+
+def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
+    """Rebuild a finished run's network with its trained weights, on the CPU and in evaluation mode.
+
+    The network takes images normalised with `load_run(folder).preprocessing`.
+    """
+    from safetensors.torch import load_file
+
+    run = load_run(folder)
+    classes = len(run.preprocessing["classes"])
+    channels, height, width = run.preprocessing["shape"]
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(run.spec, (channels, height, width), classes)
+    network.load_state_dict(load_file(run.folder / "weights.safetensors"))
+    network.eval()
+    return network, run.spec
+
+
+def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device: str = "cpu") -> dict[str, Any]:
+    """Evaluate a finished run's weights on its test data again, in full precision.
+
+    Args:
+        folder: The run's folder.
+        data_root: Folder of the datasets; by default $MAXSEP_DATA.
+        device: Where to compute.
+
+    Returns:
+        `top1`, `top5`, `loss`, `ece`, `balanced`, `per_class` and `angular_fisher`.
+    """
+    network, spec = load_model(folder)
+    data = prepare(spec, data_root)
+    mean, std = normalisation(spec.normalisation, data)
+    pipeline = Pipeline(network.float(), mean, std).to(device)
+    outputs = predict(pipeline, data.test.to(device))
+    loss = build_loss(spec, data.train.class_counts)
+    if isinstance(loss, torch.nn.Module):
+        loss = loss.to(device)
+    return measure(outputs, loss) | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}

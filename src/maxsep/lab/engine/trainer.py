@@ -1,0 +1,262 @@
+"""The training loop: epochs of steps, evaluation, resume points, and the record at the end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from maxsep.analysis import angular_fisher_score
+from maxsep.lab.data import Data
+from maxsep.lab.engine.checkpoint import load_point, save_point
+from maxsep.lab.engine.cuda_graph import CapturedStep
+from maxsep.lab.engine.evaluation import measure, predict
+from maxsep.lab.engine.losses import Loss
+from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.engine.nonfinite import check_losses
+from maxsep.lab.engine.progress import Progress
+from maxsep.lab.engine.provenance import hardware, versions
+from maxsep.lab.engine.record import SCHEMA, RunFolder
+from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.engine.state import RandomStates, State, pack, unpack
+from maxsep.lab.engine.step import Step
+from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.spec import Execution, RunSpec
+
+_SAVING_SHARE = 50
+"""After a save, this many times its duration is trained before the next one that is due at an epoch's end."""
+
+
+@dataclass
+class Trainer:
+    """A run in progress. `assemble.assemble` builds it; `fit` carries it to its end or to a stop."""
+
+    spec: RunSpec
+    execution: Execution
+    fabric: Any
+    data: Data
+    mean: Tensor
+    std: Tensor
+    pipeline: Pipeline
+    optimiser: Optimizer
+    loss: Loss
+    step: Step | CapturedStep
+    random: RandomStates
+    folder: RunFolder
+    progress: Progress
+    stop: StopRequest
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        """Count the steps of an epoch (the short last batch is one of them) and start at the beginning."""
+        self.num_train = len(self.data.train)
+        self.steps = -(-self.num_train // self.spec.batch_size)
+        # float64, so that the mean over an epoch adds no rounding of its own
+        losses = torch.zeros(self.steps, dtype=torch.float64, device=self.fabric.device)
+        self.state = State(losses, started=_now())
+        self.checkpoint_steps = int(dict(self.execution.extra).get("checkpoint_steps", 0))
+        self.facts: dict[str, Any] = {**versions(), **hardware(self.fabric.device, self.fabric.world_size)}
+        self.final: tuple[dict[str, Any], float] | None = None
+        self._tick = self.clock()
+        self._next_save = 0.0
+
+    def resume(self) -> None:
+        """Take up the newest good resume point, if there is one."""
+        point = load_point(self.folder.resume)
+        if point is not None:
+            states = unpack(point, self.state, self.pipeline.network, self.optimiser)
+            self.state.resumed += 1
+            self._restore_random(states)
+            self._compare(point.state["facts"])
+        if self.fabric.is_global_zero:
+            self.folder.rewrite_metrics(self.state.history)
+        done = self.state.epoch * self.steps + self.state.step
+        self.progress.start(done, self.spec.epochs * self.steps)
+
+    def fit(self) -> int:
+        """Train to the end and write the result; give 0, or the signal that asked for a stop."""
+        self._tick = self.clock()
+        while self.state.epoch < self.spec.epochs:
+            if signum := self._train_epoch():
+                return signum
+            self._end_epoch()
+        if self.fabric.is_global_zero:
+            self._finish()
+        self.fabric.barrier()
+        return 0
+
+    def _train_epoch(self) -> int:
+        state, spec = self.state, self.spec
+        if state.permutation is None:
+            state.permutation = torch.randperm(self.num_train, generator=self.random.order)
+        batches = torch.split(state.permutation.to(self.fabric.device), spec.batch_size)
+        self.pipeline.train()
+        for position in range(state.step, self.steps):
+            began = self.clock()
+            self.step.at(state.epoch, position, learning_rate(spec, state.epoch, position, self.steps))
+            state.losses[position].copy_(self.step(batches[position]))
+            state.step = position + 1
+            state.epoch_seconds += self.clock() - began
+            self.progress.step()
+            if signum := self._pause():
+                return signum
+        return 0
+
+    def _pause(self) -> int:
+        """Save if a resume point is due here; give the signal if the run shall stop."""
+        state = self.state
+        signum = self._agree(self.stop.signum) if self._may_stop() else 0
+        done = state.epoch * self.steps + state.step
+        due = self.checkpoint_steps > 0 and done % self.checkpoint_steps == 0
+        if signum or due:
+            self._save()
+        if signum:
+            self.progress.note(f"stopped by a signal at epoch {state.epoch}, step {state.step}; run again to go on")
+        return signum
+
+    def _may_stop(self) -> bool:
+        # processes must agree on a stop, and asking each other costs a wait: so only where an epoch ends
+        return self.fabric.world_size == 1 or self.state.step == self.steps
+
+    def _end_epoch(self) -> None:
+        state, spec = self.state, self.spec
+        epoch, last = state.epoch, state.epoch == spec.epochs - 1
+        began = self.clock()
+        rate = learning_rate(spec, epoch, 0, self.steps)
+        losses = state.losses.cpu()  # the only wait for the device in an epoch
+        state.epoch_seconds += self.clock() - began
+        check_losses(spec, losses, epoch=epoch, rate=rate)
+        sizes = torch.full_like(losses, spec.batch_size)
+        sizes[-1] = self.num_train - spec.batch_size * (self.steps - 1)
+        row: dict[str, Any] = {
+            "epoch": epoch,
+            "learning_rate": rate,
+            "train_loss": float((losses * sizes).sum() / self.num_train),
+            "seconds": state.epoch_seconds,
+        }
+        if (epoch % spec.evaluate_every == 0 or last) and self.fabric.is_global_zero:
+            self.final = self._evaluate()
+            row |= {key: self.final[0][key] for key in ("top1", "loss", "top5", "ece")}
+        self.fabric.barrier()
+        state.history.append(row)
+        state.epoch, state.step, state.permutation, state.epoch_seconds = epoch + 1, 0, None, 0.0
+        if self.fabric.is_global_zero:
+            self.folder.append_metrics(row)
+        self.progress.epoch(row)
+        if state.epoch % self.execution.checkpoint_every == 0 and not last and self._affordable():
+            self._save()
+
+    def _evaluate(self) -> tuple[dict[str, Any], float]:
+        outputs = predict(self.pipeline, self.data.test, self.fabric.autocast())
+        return measure(outputs, self.loss), angular_fisher_score(outputs.features, outputs.labels)
+
+    def _affordable(self) -> bool:
+        """Skip a resume point that is due if saving would take more than a fiftieth of the time.
+
+        So a run of many short epochs loses no speed, and an interruption still costs fifty saves at most.
+        """
+        return bool(self._agree(int(self.clock() >= self._next_save)))
+
+    def _save(self) -> None:
+        state, began = self.state, self.clock()
+        check_losses(
+            self.spec,
+            state.losses[: state.step].cpu(),
+            epoch=state.epoch,
+            rate=learning_rate(self.spec, state.epoch, 0, self.steps),
+        )
+        self._account()
+        random = {name: self._gather(value) for name, value in self.random.get().items()}
+        if self.fabric.is_global_zero:
+            save_point(self.folder.resume, pack(state, self.pipeline.network, self.optimiser, random, self.facts))
+        self.fabric.barrier()
+        ended = self.clock()
+        self._next_save = ended + _SAVING_SHARE * (ended - began)
+
+    def _finish(self) -> None:
+        spec, state, network = self.spec, self.state, self.pipeline.network
+        metrics, fisher = self.final or self._evaluate()
+        evaluated = [row for row in state.history if "top1" in row]
+        best = max(evaluated, key=lambda row: row["top1"])
+        metrics = metrics | {
+            "best_top1": best["top1"],
+            "best_epoch": best["epoch"],
+            "train_loss": state.history[-1]["train_loss"],
+            "angular_fisher": fisher,
+            "class_counts": self.data.train.class_counts,
+            "num_train": self.num_train,
+            "num_test": len(self.data.test),
+            "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
+        }
+        self._account()
+        result = {
+            "schema": SCHEMA,
+            "name": spec.name,
+            "spec": spec.to_dict(),
+            "metrics": metrics,
+            "preprocessing": {
+                "shape": list(self.data.train.shape),
+                "mean": self.mean.tolist(),
+                "std": self.std.tolist(),
+                "classes": list(self.data.train.classes),
+            },
+            "execution": self.execution.to_dict(),
+            "versions": versions(),
+            "hardware": hardware(self.fabric.device, self.fabric.world_size),
+            "seconds": state.total_seconds,
+            # the median: the first epoch compiles and captures
+            "images_per_second": self.num_train / statistics.median(row["seconds"] for row in state.history),
+            "started": state.started,
+            "finished": _now(),
+            "resumed": state.resumed,
+        }
+        self.folder.finish(dict(network.state_dict()), state.history, result)
+
+    def _account(self) -> None:
+        now = self.clock()
+        self.state.total_seconds += now - self._tick
+        self._tick = now
+
+    def _agree(self, signum: int) -> int:
+        """Give the largest number that any process has."""
+        if self.fabric.world_size == 1:
+            return signum
+        return int(self._gather(torch.tensor([signum])).max())
+
+    def _gather(self, value: Tensor) -> Tensor:
+        """Stack every process's tensor, one row each."""
+        if self.fabric.world_size == 1:
+            return value[None]
+        value = value.to(self.fabric.device)
+        rows = [torch.empty_like(value) for _ in range(self.fabric.world_size)]
+        torch.distributed.all_gather(rows, value)
+        return torch.stack(rows).cpu()
+
+    def _restore_random(self, states: dict[str, Tensor]) -> None:
+        rows = len(states["order"])
+        if rows == self.fabric.world_size:
+            self.random.set({name: value[self.fabric.global_rank] for name, value in states.items()})
+            return
+        # the order is common to all processes; what each draws for itself starts anew from the seed
+        self.random.order.set_state(states["order"][0])
+        self.progress.note(
+            f"the resume point was written by {rows} processes and is taken up by {self.fabric.world_size}: "
+            "the weights are the same, the rest of the run will differ from an uninterrupted one"
+        )
+
+    def _compare(self, facts: dict[str, Any]) -> None:
+        now = self.facts
+        changed = [f"{key} {facts[key]} -> {now[key]}" for key in now if key in facts and facts[key] != now[key]]
+        if changed:
+            self.progress.note(f"resumed under other conditions ({'; '.join(changed)}): not bit-identical to one run")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

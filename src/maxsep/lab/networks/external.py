@@ -1,0 +1,117 @@
+"""Networks of torchvision and timm by name, with their last linear layer exposed as `head`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from maxsep.lab.networks.base import Network, Shape
+
+LIBRARIES = ("torchvision", "timm")
+
+
+class External(Network):
+    """A foreign backbone whose classifier was taken off, and a linear head in its place.
+
+    Args:
+        backbone: Maps images (B, C, H, W) to features (B, num_features).
+        num_features: Width of those features.
+        num_outputs: Outputs of the linear head.
+    """
+
+    def __init__(self, backbone: nn.Module, num_features: int, num_outputs: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.backbone = backbone
+        self.head = nn.Linear(num_features, num_outputs)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Map images (B, C, H, W) to the foreign backbone's features (B, num_features)."""
+        features: Tensor = self.backbone(images)
+        return features
+
+
+def build_external(name: str, num_outputs: int, *, shape: Shape | None = None, **options: Any) -> External:
+    """Build `torchvision/NAME` or `timm/NAME`, randomly initialised unless `options` ask for weights.
+
+    Args:
+        name: Library and model, such as `torchvision/resnet18` or `timm/vit_tiny_patch16_224`.
+        num_outputs: Outputs of the linear head.
+        shape: Channels, height and width of an image, where it is known.
+        **options: Passed to the library.
+
+    Raises:
+        ImportError: The library is missing, or its compiled part does not match this torch.
+        ValueError: The library has no such model, or the model has no linear classifier.
+    """
+    library, _, model = name.partition("/")
+    if library == "timm":
+        return _build_timm(model, num_outputs, shape, options)
+    return _build_torchvision(model, num_outputs, shape, options)
+
+
+def _build_timm(model: str, num_outputs: int, shape: Shape | None, options: dict[str, Any]) -> External:
+    timm = _import("timm")
+    if not timm.is_model(model):
+        raise ValueError(_unknown("timm", model, "timm.list_models()"))
+    if shape is not None:
+        options = {"in_chans": shape[0]} | options
+        # vision transformers fix the image size when they are built; convolutional networks do not
+        if _accepts(timm.model_entrypoint(model), "img_size") or model.startswith(("vit_", "deit", "swin")):
+            options = {"img_size": shape[1]} | options
+    backbone = timm.create_model(model, num_classes=0, **options)
+    return External(backbone, int(getattr(backbone, "head_hidden_size", backbone.num_features)), num_outputs)
+
+
+def _build_torchvision(model: str, num_outputs: int, shape: Shape | None, options: dict[str, Any]) -> External:
+    models = _import("torchvision.models")
+    if model not in models.list_models(module=models):
+        raise ValueError(_unknown("torchvision", model, "torchvision.models.list_models()"))
+    if shape is not None and shape[0] != 3:
+        raise ValueError(
+            f"torchvision/{model} takes images of 3 channels, got {shape[0]}. "
+            f"Use timm/{model} or a network of maxsep, which take any number."
+        )
+    backbone = models.get_model(model, **options)
+    name, linear = _last_linear(backbone, model)
+    parent, _, attribute = name.rpartition(".")
+    setattr(backbone.get_submodule(parent), attribute, nn.Identity())
+    return External(backbone, linear.in_features, num_outputs)
+
+
+def _last_linear(backbone: nn.Module, model: str) -> tuple[str, nn.Linear]:
+    found = [(name, module) for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    if not found or hasattr(backbone, "aux_logits"):
+        raise ValueError(
+            f"torchvision/{model} does not end in one linear classifier, so it cannot carry another head. "
+            "Use a model such as torchvision/resnet18."
+        )
+    return found[-1]
+
+
+def _import(module: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f'networks named {package}/NAME need {package}. Install it with: pip install "maxsep[vision]"'
+        ) from error
+    except RuntimeError as error:
+        # a torchvision built for another torch fails in its operator registration, with a RuntimeError
+        raise ImportError(
+            f"{package} is installed but cannot be imported beside this torch ({error}). "
+            'Install builds that belong together: pip install "maxsep[vision]"'
+        ) from error
+
+
+def _unknown(library: str, model: str, listing: str) -> str:
+    return f"{library} has no model named {model!r}. {listing} prints the names that it has."
+
+
+def _accepts(function: Callable[..., Any], option: str) -> bool:
+    return option in inspect.signature(function).parameters

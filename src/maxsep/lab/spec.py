@@ -1,0 +1,147 @@
+"""What one training run is: a frozen record from which its folder name, and so its identity, follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+Options = tuple[tuple[str, Any], ...]
+"""Keyword options as sorted pairs: hashable, and the same on disk whatever order they were written in."""
+
+
+def options(**values: Any) -> Options:
+    """Freeze keyword options for a spec.
+
+    >>> options(temperature=2.0, normalise=True)
+    (('normalise', True), ('temperature', 2.0))
+    """
+    return tuple(sorted(values.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that decides the numbers of a run.
+
+    How fast it is computed (device, compilation, threads) is no part of it: see `Execution`.
+
+    >>> RunSpec(dataset="digits", head="maxsep", radius=0.5).name[:26]
+    'digits-mlp-maxsep-r0.5-s0-'
+    """
+
+    dataset: str = "digits"
+    imbalance: float = 1.0
+    """Smallest over largest class size; 1 leaves the data as it is."""
+    subset_seed: int = 0
+    """Seed of the long-tailed subset; protocols share 0, whatever the run's seed."""
+    validation: float = 0.0
+    """If positive: this part of every training class is held out and evaluated; the test set is not read."""
+    max_train: int | None = None
+    """Keep at most this many training images (for smoke runs)."""
+    max_test: int | None = None
+    augmentation: str = "none"
+    normalisation: str = "auto"
+
+    network: str = "mlp"
+    head: str = "maxsep"
+    radius: float = 1.0
+    head_options: Options = ()
+    loss: str = "cross_entropy"
+    loss_options: Options = ()
+
+    epochs: int = 20
+    batch_size: int = 512
+    optimiser: str = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    schedule_options: Options = ()
+    evaluate_every: int = 10
+    precision: str = "32-true"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run could mean."""
+        _require(0 < self.imbalance <= 1, "imbalance", self.imbalance, "a number in (0, 1]; 1 is balanced")
+        _require(0 <= self.validation < 1, "validation", self.validation, "a fraction in [0, 1)")
+        _require(self.radius > 0 and math.isfinite(self.radius), "radius", self.radius, "a positive finite number")
+        for name in ("epochs", "batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            _require(isinstance(value, int) and value >= 1, name, value, "a whole number of at least 1")
+        for name in ("head_options", "loss_options", "schedule_options"):
+            value = getattr(self, name)
+            frozen = tuple(sorted((str(key), _freeze(item)) for key, item in dict(value).items()))
+            object.__setattr__(self, name, frozen)
+
+    @property
+    def name(self) -> str:
+        """The run's folder name: readable parts, then a digest of the whole spec."""
+        tail = "" if self.imbalance == 1 else f"-lt{self.imbalance:g}"
+        head = self.head if self.radius == 1 else f"{self.head}-r{self.radius:g}"
+        dataset = "".join(c if c.isalnum() or c in "._+" else "_" for c in self.dataset)
+        network = self.network.replace("/", "_")
+        return f"{dataset}{tail}-{network}-{head}-s{self.seed}-{self.digest}"
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits that change with any field that differs from its default.
+
+        Fields at their default are left out, so a field added later does not rename finished runs.
+        """
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        told = {key: value for key, value in self.to_dict().items() if _freeze(value) != defaults[key]}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as plain JSON types; `from_dict` is its inverse."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunSpec:
+        """Rebuild a spec from `to_dict`'s result; an unknown field is an error."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(
+                f"unknown fields in a run spec: {', '.join(unknown)}. Known: {', '.join(sorted(known))}. "
+                "The run was probably written by a newer version of maxsep."
+            )
+        return cls(**{key: _freeze(value) for key, value in values.items()})
+
+    def replace(self, **changes: Any) -> RunSpec:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is computed. It changes the time, and at most the last bits, of the result."""
+
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    devices: int = 1
+    """How many processes; more than one trains with DDP."""
+    compile: bool = False
+    channels_last: bool = False
+    cuda_graph: bool = False
+    """Capture the whole training step (augmentation to optimiser) in a CUDA graph."""
+    checkpoint_every: int = 10
+    """Epochs between resume points (seconds are cheap, a lost hour is not)."""
+    extra: Options = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}.")

@@ -1,0 +1,141 @@
+from contextlib import contextmanager
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maxsep.lab.engine import load_run, train
+from maxsep.lab.engine.cuda_graph import WARM_UP, CapturedStep
+from maxsep.lab.spec import Execution, RunSpec
+
+
+class FakeStream:
+    def wait_stream(self, other):
+        pass
+
+
+class FakeGraph:
+    """A graph that, when replayed, repeats the step it was captured from."""
+
+    capturing = None
+
+    def __init__(self):
+        self.generators = []
+        self.recorded = []
+
+    def register_generator_state(self, generator):
+        self.generators.append(generator)
+
+    def replay(self):
+        for action in self.recorded:
+            action()
+
+
+class FakeOptimiser:
+    def __init__(self):
+        self.cleared = 0
+
+    def zero_grad(self, set_to_none):
+        assert set_to_none
+        self.cleared += 1
+
+
+class FakeStep:
+    """A step whose result depends on the batch and the learning rate; captured work runs only in a replay."""
+
+    def __init__(self):
+        self.trained = []
+        self.rate = torch.tensor(0.0)
+        self.generator = object()
+        self.optimiser = FakeOptimiser()
+
+    def at(self, epoch, position, rate):
+        self.rate.fill_(rate)
+
+    def __call__(self, indices):
+        loss = torch.zeros(())
+
+        def work():
+            self.trained.append(indices.tolist())
+            loss.copy_(indices.sum() * self.rate)
+
+        if FakeGraph.capturing is None:
+            work()
+        else:
+            FakeGraph.capturing.recorded.append(work)
+        return loss
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    @contextmanager
+    def capture(graph, stream):
+        FakeGraph.capturing = graph
+        yield
+        FakeGraph.capturing = None
+
+    @contextmanager
+    def use(stream):
+        yield
+
+    for name, fake in {
+        "Stream": FakeStream,
+        "current_stream": FakeStream,
+        "stream": use,
+        "graph": capture,
+        "CUDAGraph": FakeGraph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
+def test_every_batch_is_trained_on_once_whether_captured_or_not(fake_cuda):
+    step = FakeStep()
+    captured = CapturedStep(step)
+    batches = [torch.arange(4) + 10 * number for number in range(8)]
+    for epoch in range(5):
+        for position, batch in enumerate([*batches, torch.tensor([epoch, 100])]):
+            rate = 1.0 + epoch + position
+            captured.at(epoch, position, rate)
+            assert captured(batch).item() == batch.sum().item() * rate
+            assert step.trained[-1] == batch.tolist()
+    assert len(step.trained) == 5 * 9
+
+
+def test_each_batch_size_has_one_graph_after_its_warm_up(fake_cuda):
+    step = FakeStep()
+    captured = CapturedStep(step)
+    for number in range(WARM_UP):
+        captured(torch.tensor([number, 1]))
+        captured(torch.tensor([number]))
+    assert not captured._captured
+    for number in range(3):
+        captured(torch.tensor([number, 1]))
+    assert list(captured._captured) == [2]
+    captured(torch.tensor([5]))
+    assert sorted(captured._captured) == [1, 2]
+    assert step.optimiser.cleared == 2
+    assert all(entry.graph.generators == [step.generator] for entry in captured._captured.values())
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.cuda
+@GPU
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_training_follows_the_ordinary_one(tmp_path, compiled):
+    spec = RunSpec(epochs=6, batch_size=256, augmentation="crop_flip", evaluate_every=5)
+    folders = [
+        train(
+            spec,
+            runs=tmp_path / str(graph),
+            execution=Execution(device="cuda", compile=compiled, cuda_graph=graph),
+            progress=False,
+        )
+        for graph in (False, True)
+    ]
+    plain, captured = (load_file(folder / "weights.safetensors") for folder in folders)
+    for name in plain:
+        torch.testing.assert_close(captured[name], plain[name], rtol=1e-2, atol=1e-3)
+    losses = [[row["train_loss"] for row in load_run(folder).history] for folder in folders]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)

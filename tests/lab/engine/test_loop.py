@@ -1,0 +1,269 @@
+import json
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from maxsep.lab.engine import CheckpointError, NonFiniteError, checkpoint, step, train, trainer
+from maxsep.lab.spec import Execution, RunSpec, options
+
+SPEC = RunSpec(epochs=3, batch_size=256, evaluate_every=2, max_train=700, max_test=200, augmentation="crop_flip")
+CPU = Execution(device="cpu")
+
+
+def run(runs, spec=SPEC, execution=CPU):
+    return train(spec, runs=runs, execution=execution, progress=False)
+
+
+def rows(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def weights(folder):
+    return (folder / "weights.safetensors").read_bytes()
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("reference"))
+
+
+def test_the_folder_tells_what_was_done(finished):
+    assert sorted(path.name for path in finished.iterdir()) == [
+        "metrics.jsonl",
+        "result.json",
+        "spec.json",
+        "weights.safetensors",
+    ]
+    assert finished.name == SPEC.name
+    told = result(finished)
+    assert set(told) == {
+        *("schema", "name", "spec", "metrics", "preprocessing", "execution", "versions", "hardware"),
+        *("seconds", "images_per_second", "started", "finished", "resumed"),
+    }
+    assert RunSpec.from_dict(told["spec"]) == SPEC
+    metrics = told["metrics"]
+    assert (metrics["num_train"], metrics["num_test"], sum(metrics["class_counts"])) == (700, 200, 700)
+    assert 0.3 < metrics["top1"] <= metrics["top5"] <= 1
+    assert metrics["best_top1"] >= metrics["top1"]
+    assert len(metrics["per_class"]) == 10
+    assert metrics["angular_fisher"] > 0
+    parameters = sum(tensor.numel() for tensor in load_file(finished / "weights.safetensors").values())
+    assert metrics["parameters"] <= parameters
+    assert told["seconds"] > 0
+    assert told["images_per_second"] > 0
+
+
+def test_a_line_an_epoch_and_evaluation_where_it_is_due(finished):
+    lines = rows(finished)
+    assert [line["epoch"] for line in lines] == [0, 1, 2]
+    assert [sorted(set(line) & {"top1", "top5", "loss", "ece"}) for line in lines] == [
+        ["ece", "loss", "top1", "top5"],
+        [],
+        ["ece", "loss", "top1", "top5"],
+    ]
+    assert lines[0]["learning_rate"] == 0.1
+    assert lines[2]["train_loss"] < lines[0]["train_loss"]
+    assert lines[2]["top1"] == result(finished)["metrics"]["top1"]
+
+
+def test_the_same_spec_gives_the_same_bits_and_leaves_the_callers_randomness_alone(finished, tmp_path):
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    again = run(tmp_path)
+    assert torch.equal(before, torch.get_rng_state())
+    assert weights(again) == weights(finished)
+    assert rows(again) == rows(finished)
+
+
+def test_another_seed_gives_other_weights(finished, tmp_path):
+    assert weights(run(tmp_path, SPEC.replace(seed=1))) != weights(finished)
+
+
+def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
+    monkeypatch.setattr(step.Step, "__call__", None)
+    assert run(finished.parent) == finished
+
+
+def test_a_folder_with_another_spec_is_refused(tmp_path):
+    folder = tmp_path / SPEC.name
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps(SPEC.replace(seed=9).to_dict()))
+    with pytest.raises(ValueError, match=r"holds another run: its spec.json differs in seed"):
+        run(tmp_path)
+
+
+def stop_at(monkeypatch, number, action):
+    """Do something before step `number` (counted over all epochs)."""
+    call, steps = step.Step.__call__, iter(range(1000))
+
+    def counted(self, indices):
+        if next(steps) == number:
+            action()
+        return call(self, indices)
+
+    monkeypatch.setattr(step.Step, "__call__", counted)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("at", [0, 4, 8])
+def test_a_signal_finishes_the_step_saves_and_exits(finished, tmp_path, monkeypatch, capsys, number, code, at):
+    with monkeypatch.context() as patch:
+        stop_at(patch, at, lambda: os.kill(os.getpid(), number))
+        with pytest.raises(SystemExit) as caught:
+            train(SPEC, runs=tmp_path, execution=CPU)
+    assert caught.value.code == code
+    assert f"stopped by a signal at epoch {at // 3}, step {at % 3 + 1}; run again" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    folder = run(tmp_path)
+    assert weights(folder) == weights(finished)
+    assert rows(folder) == rows(finished)
+    assert result(folder)["resumed"] == 1
+
+
+def fail():
+    raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_from_the_point_before_a_damaged_one(finished, tmp_path, monkeypatch):
+    often = Execution(device="cpu", extra=options(checkpoint_steps=2))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, fail)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, execution=often)
+    newest = sorted((tmp_path / SPEC.name / "resume").iterdir())[-1]
+    (newest / "model.safetensors").write_bytes(b"")
+    with pytest.warns(RuntimeWarning, match="is damaged"):
+        folder = run(tmp_path)
+    assert weights(folder) == weights(finished)
+    assert rows(folder) == rows(finished)
+
+
+def test_resume_points_come_every_few_epochs(tmp_path, monkeypatch):
+    saved = []
+    save = trainer.save_point
+    monkeypatch.setattr(trainer, "save_point", lambda folder, point: saved.append(point.state) or save(folder, point))
+    monkeypatch.setattr(trainer, "_SAVING_SHARE", 0)
+    run(tmp_path, SPEC.replace(epochs=5), Execution(device="cpu", checkpoint_every=2))
+    assert [(state["epoch"], state["step"]) for state in saved] == [(2, 0), (4, 0)]
+
+
+def test_saving_may_not_eat_the_time(tmp_path, monkeypatch):
+    saved = []
+    save = trainer.save_point
+    monkeypatch.setattr(trainer, "save_point", lambda folder, point: saved.append(point.state) or save(folder, point))
+    monkeypatch.setattr(trainer, "_SAVING_SHARE", 1e6)
+    run(tmp_path, SPEC.replace(epochs=5), Execution(device="cpu", checkpoint_every=1))
+    assert [state["epoch"] for state in saved] == [1]
+
+
+def test_a_resume_point_of_other_data_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            run(tmp_path)
+    monkeypatch.setattr(trainer, "load_point", lambda folder: _shorter(checkpoint.load_point(folder)))
+    with pytest.raises(CheckpointError, match="made with 2 steps per epoch, the data now give 3"):
+        run(tmp_path)
+
+
+def _shorter(point):
+    point.tensors["losses"] = point.tensors["losses"][:2]
+    return point
+
+
+def test_other_conditions_are_told_on_resume(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(trainer, "versions", lambda: {"torch": "1.0"})
+        with pytest.raises(SystemExit):
+            run(tmp_path)
+    train(SPEC, runs=tmp_path, execution=CPU)
+    assert "resumed under other conditions (torch 1.0 -> 2." in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_stops_before_the_weights_move(tmp_path, monkeypatch):
+    seen = []
+
+    def spoil(self, indices):
+        if (self.epoch, self.position) == (1, 2):
+            seen.append([p.detach().clone() for p in self.network.parameters()])
+            seen.append(self.network)
+            self.loss = lambda logits, target: logits.sum() * float("nan")
+        return call(self, indices)
+
+    call = step.Step.__call__
+    monkeypatch.setattr(step.Step, "__call__", spoil)
+    with pytest.raises(NonFiniteError, match="became nan at epoch 1, step 2") as caught:
+        run(tmp_path)
+    assert (caught.value.epoch, caught.value.step) == (1, 2)
+    before, network = seen
+    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
+
+
+def test_a_real_divergence_is_caught(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"at epoch \d+, step \d+.*learning rate 1e\+20"):
+        run(tmp_path, SPEC.replace(learning_rate=1e20, schedule="constant", weight_decay=0.1))
+
+
+def test_a_device_that_is_not_waited_for_is_checked_at_the_end_of_the_epoch(tmp_path, monkeypatch):
+    call = step.Step.__call__
+
+    def unwatched(self, indices):
+        self.watch = self.watch_gradients = False
+        loss = call(self, indices)
+        return loss * float("inf") if (self.epoch, self.position) == (1, 1) else loss
+
+    monkeypatch.setattr(step.Step, "__call__", unwatched)
+    with pytest.raises(NonFiniteError, match=r"became inf at epoch 1, step 1. Nothing was saved since"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "execution"),
+    [
+        ({"precision": "bf16-mixed"}, {}),
+        ({"precision": "64-true"}, {}),
+        ({"optimiser": "adamw", "learning_rate": 0.01}, {}),
+        ({"nesterov": True, "batch_size": 699}, {}),  # a last batch of one image
+        ({"head": "hpn", "loss": "squared_cosine"}, {}),
+        ({"network": "resnet32", "max_train": 60, "epochs": 1, "batch_size": 32}, {"channels_last": True}),
+    ],
+)
+def test_variants_train_and_resume_to_the_same_bits(tmp_path, monkeypatch, spec, execution):
+    spec, execution = SPEC.replace(**spec), Execution(device="cpu", **execution)
+    whole = run(tmp_path / "whole", spec, execution)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            run(tmp_path / "parts", spec, execution)
+    parts = run(tmp_path / "parts", spec, execution)
+    assert weights(parts) == weights(whole)
+    assert rows(parts) == rows(whole)
+    assert torch.get_default_dtype() == torch.float32
+    assert all(torch.isfinite(tensor).all() for tensor in load_file(whole / "weights.safetensors").values())
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["dataset", "network", "head", "loss", "schedule", "optimiser", "augmentation", "normalisation"],
+)
+def test_unknown_names_list_the_known(tmp_path, field):
+    with pytest.raises(ValueError, match=rf"(?i)unknown {field}.*'nothing'.*known"):
+        run(tmp_path, SPEC.replace(**{field: "nothing"}))
+
+
+def test_the_number_of_threads_can_be_set(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        folder = run(tmp_path, SPEC.replace(epochs=1), Execution(device="cpu", extra=options(threads=1)))
+        assert result(folder)["hardware"]["threads"] == 1
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,56 @@
+import json
+
+import pytest
+import torch
+
+from maxsep.lab.engine.record import RunFolder
+from maxsep.lab.spec import RunSpec
+
+SPEC = RunSpec(epochs=1)
+
+
+def test_a_run_is_finished_when_its_result_is_there(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.is_finished(SPEC)
+    folder.begin(SPEC)
+    folder.resume.mkdir()
+    folder.append_metrics({"epoch": 0})
+    assert not folder.is_finished(SPEC)
+    folder.finish({"w": torch.ones(2)}, [{"epoch": 0, "loss": 1.0}], {"metrics": {"angular_fisher": float("inf")}})
+    assert folder.is_finished(SPEC)
+    assert not folder.resume.exists()
+    assert (folder.path / "metrics.jsonl").read_text() == '{"epoch": 0, "loss": 1.0}\n'
+    assert json.loads((folder.path / "result.json").read_text()) == {"metrics": {"angular_fisher": None}}
+
+
+def test_metrics_beyond_the_resume_point_are_dropped(tmp_path):
+    folder = RunFolder(tmp_path)
+    for epoch in range(3):
+        folder.append_metrics({"epoch": epoch})
+    folder.rewrite_metrics([{"epoch": 0}])
+    folder.append_metrics({"epoch": 1})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 0}\n{"epoch": 1}\n'
+
+
+def test_the_folder_of_another_spec_is_refused(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.begin(SPEC)
+    with pytest.raises(ValueError, match=r"holds another run: its spec.json differs in radius, seed\. Choose"):
+        folder.is_finished(SPEC.replace(seed=5, radius=0.5))
+
+
+def test_a_damaged_spec_and_a_file_in_the_way_are_named(tmp_path):
+    (tmp_path / "spec.json").write_text("{")
+    with pytest.raises(ValueError, match=r"spec.json is damaged.*Delete the folder"):
+        RunFolder(tmp_path).is_finished(SPEC)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file, not a run folder"):
+        RunFolder(tmp_path / "file").begin(SPEC)
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.lock(), pytest.raises(BlockingIOError, match="another process is training"), folder.lock():
+        pass
+    with folder.lock():
+        assert (tmp_path / ".lock").exists()

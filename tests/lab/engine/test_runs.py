@@ -1,0 +1,51 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from maxsep.lab.engine import evaluate, load_model, load_run, train
+from maxsep.lab.spec import Execution, RunSpec
+
+SPEC = RunSpec(epochs=2, head="maxsep", radius=0.5, max_train=400, max_test=150)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return train(SPEC, runs=tmp_path_factory.mktemp("runs"), execution=Execution(device="cpu"), progress=False)
+
+
+def test_a_run_is_read_back(folder):
+    run = load_run(folder)
+    assert run.spec == SPEC
+    assert run.folder == folder
+    assert [row["epoch"] for row in run.history] == [0, 1]
+    assert run.metrics["top1"] == run.history[-1]["top1"]
+    assert run.preprocessing["shape"] == [1, 8, 8]
+    assert len(run.preprocessing["classes"]) == 10
+    assert run.versions["torch"] == torch.__version__
+
+
+def test_the_model_is_rebuilt_and_scores_the_same(folder):
+    state = torch.get_rng_state()
+    model, spec = load_model(folder)
+    assert torch.equal(state, torch.get_rng_state())
+    assert spec == SPEC
+    assert not model.training
+    metrics = evaluate(folder)
+    told = load_run(folder).metrics
+    for name in ("top1", "top5", "balanced", "per_class", "loss", "ece", "angular_fisher"):
+        assert metrics[name] == pytest.approx(told[name])
+
+
+def test_an_unfinished_run_is_not_taken_for_one(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no finished run: there is no result.json"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", json.dumps({"schema": 99})])
+def test_a_result_that_cannot_be_read_is_named(folder, tmp_path, content):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "result.json").write_text(content)
+    with pytest.raises(ValueError, match=r"result.json cannot be read as a run's result"):
+        load_run(copy)

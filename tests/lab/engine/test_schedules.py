@@ -1,0 +1,71 @@
+import pytest
+
+from maxsep.lab.engine.schedules import learning_rate, names
+from maxsep.lab.spec import RunSpec, options
+
+
+def rates(spec, *epochs):
+    return [learning_rate(spec, epoch) for epoch in epochs]
+
+
+def test_the_papers_cosine_is_stepped_once_an_epoch():
+    spec = RunSpec(schedule="cosine", epochs=200)
+    assert rates(spec, 0, 50, 100, 150, 199) == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447, 6.168e-6], rel=1e-4)
+    assert learning_rate(spec, 7, 3, 98) == learning_rate(spec, 7, 97, 98)
+
+
+def test_the_papers_step_decay_falls_every_thirty_epochs():
+    spec = RunSpec(schedule="step", epochs=90, schedule_options=options(every=30, factor=0.1))
+    assert rates(spec, 0, 29, 30, 59, 60, 89) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_ldam_warms_up_and_falls_twice():
+    spec = RunSpec(schedule="ldam", epochs=200)
+    # the protocol counts epochs from 1: t = 1, 5, 6, 160, 161, 180, 181, 200
+    assert rates(spec, 0, 4, 5, 159, 160, 179, 180, 199) == pytest.approx([0.02, 0.1, 0.1, 0.1, 1e-3, 1e-3, 1e-5, 1e-5])
+
+
+def test_mislas_falls_less():
+    spec = RunSpec(schedule="mislas", epochs=200)
+    assert rates(spec, 1, 5, 160, 180) == pytest.approx([0.04, 0.1, 0.01, 0.001])
+
+
+def test_cosine_per_step_counts_updates_from_one_to_the_floor():
+    spec = RunSpec(schedule="cosine_steps", epochs=100)
+    assert learning_rate(spec, 99, 390, 391) == pytest.approx(1e-6)
+    assert learning_rate(spec, 49, 390, 391) == pytest.approx((0.1 + 1e-6) / 2)
+    assert learning_rate(spec, 0, 0, 391) < 0.1
+
+
+def test_restarts_follow_the_open_set_scripts():
+    spec = RunSpec(schedule="restarts", epochs=600)
+    assert rates(spec, 0, 1, 10) == pytest.approx([1e-4, 1e-4 + 0.0099285, 0.099385], rel=1e-5)
+    assert rates(spec, 201, 401, 101) == pytest.approx([0.1, 0.1, 0.05005])
+    assert learning_rate(spec, 599) == pytest.approx(0.000125, abs=5e-7)
+
+
+def test_constant_may_warm_up():
+    spec = RunSpec(schedule="constant", schedule_options=options(warmup=4))
+    assert rates(spec, 0, 1, 3, 4, 19) == pytest.approx([0.025, 0.05, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_schedule_is_positive_and_never_above_the_base(name):
+    spec = RunSpec(schedule=name, epochs=30)
+    assert all(0 < learning_rate(spec, epoch, step, 3) <= 0.1 for epoch in range(30) for step in range(3))
+
+
+def test_an_unknown_schedule_lists_the_known():
+    with pytest.raises(ValueError, match=r"unknown schedule 'linear'. Known: constant, cosine, "):
+        learning_rate(RunSpec(schedule="linear"), 0)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ValueError, match=r"'cosine' does not take the options \{'every': 3\}"):
+        learning_rate(RunSpec(schedule="cosine", schedule_options=options(every=3)), 0)
+
+
+def test_milestones_need_a_factor_each():
+    spec = RunSpec(schedule="milestones", schedule_options=options(at=(5, 3), factors=(0.1, 0.01)))
+    with pytest.raises(ValueError, match="as many increasing epochs as factors"):
+        learning_rate(spec, 0)

@@ -1,0 +1,70 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from maxsep.lab.data import ImageSet
+from maxsep.lab.engine.step import Step
+from maxsep.lab.spec import RunSpec
+
+
+def make(rank=0, world=1, calls=None):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+    images = ImageSet(torch.arange(40, dtype=torch.uint8).view(10, 1, 2, 2), torch.arange(10) % 3, ("a", "b", "c"))
+    fabric = SimpleNamespace(
+        device=torch.device("cpu"),
+        world_size=world,
+        global_rank=rank,
+        backward=lambda loss: loss.backward(),
+        all_reduce=lambda tensor, reduce_op: tensor,
+    )
+
+    def augment(batch, generator):
+        if calls is not None:
+            calls.append(batch[:, 0, 0, 0].tolist())
+        return batch.double() / 40
+
+    return Step(
+        spec=RunSpec(),
+        fabric=fabric,
+        model=network,
+        network=network,
+        optimiser=torch.optim.SGD(network.parameters(), lr=0.5),
+        loss=F.cross_entropy,
+        images=images,
+        augment=augment,
+        generator=torch.Generator(),
+    )
+
+
+def test_a_step_trains_on_the_asked_images_with_the_asked_rate():
+    calls = []
+    step = make(calls=calls)
+    before = step.network[1].weight.detach().clone()
+    step.at(0, 0, 0.0)
+    step(torch.tensor([7, 2]))
+    assert calls == [[28, 8]]
+    assert torch.equal(step.network[1].weight, before)
+    step.at(0, 1, 0.25)
+    loss = step(torch.tensor([7, 2]))
+    assert not torch.equal(step.network[1].weight, before)
+    assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10])
+def test_the_mean_over_processes_is_the_mean_over_images(size):
+    indices = torch.arange(size)
+
+    def gradient(rank, world):
+        step = make(rank, world)
+        step.at(0, 0, 0.1)
+        loss = step(indices)
+        return step.network[1].weight.grad, loss
+
+    whole, loss = gradient(0, 1)
+    parts = [gradient(rank, 3) for rank in range(3)]
+    torch.testing.assert_close(torch.stack([grad for grad, _ in parts]).mean(0), whole, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.stack([part for _, part in parts]).mean(), loss, rtol=1e-12, atol=1e-14)

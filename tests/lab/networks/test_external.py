@@ -1,0 +1,64 @@
+import importlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from maxsep.lab import networks
+
+
+@pytest.mark.parametrize(("name", "features"), [("resnet18", 512), ("mobilenet_v3_small", 1024)])
+def test_a_torchvision_model_gives_features_and_carries_a_head(name, features):
+    network = networks.build(f"torchvision/{name}", 7, shape=(3, 32, 32)).eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert network.num_features == features
+    assert network.features(images).shape == (2, features)
+    assert torch.equal(network(images), network.head(network.features(images)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("resnet18", (1, 32, 32)), ("vit_tiny_patch16_224", (3, 32, 32)), ("mobilenetv3_small_050", (3, 32, 32))],
+)
+def test_a_timm_model_takes_the_shape_of_the_images(name, shape):
+    network = networks.build(f"timm/{name}", 7, shape=shape).eval()
+    images = torch.randn(2, *shape)
+    assert network.features(images).shape == (2, network.num_features)
+    assert network(images).shape == (2, 7)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_an_unknown_model_is_named(library):
+    with pytest.raises(ValueError, match=rf"{library} has no model named 'resnet19'.*list_models"):
+        networks.build(f"{library}/resnet19", 10)
+
+
+def test_a_model_without_a_linear_classifier_is_refused():
+    with pytest.raises(ValueError, match="torchvision/squeezenet1_0 does not end in one linear classifier"):
+        networks.build("torchvision/squeezenet1_0", 10)
+
+
+def test_torchvision_models_want_three_channels():
+    with pytest.raises(ValueError, match=r"takes images of 3 channels, got 1. Use timm/resnet18"):
+        networks.build("torchvision/resnet18", 10, shape=(1, 32, 32))
+
+
+def test_a_missing_library_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match=r'timm/NAME need timm.*pip install "maxsep\[vision\]"'):
+        networks.build("timm/resnet18", 10)
+
+
+def test_a_torchvision_of_another_torch_is_an_import_error(monkeypatch):
+    def broken(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ImportError, match=r"torchvision is installed but cannot be imported.*nms.*belong together"):
+        networks.build("torchvision/resnet18", 10)
+
+
+def test_options_reach_the_library():
+    network = networks.build("torchvision/resnet18", 10, norm_layer=nn.Identity)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
