@@ -1,0 +1,333 @@
+"""Many runs: which are there, how long the rest will take, and training them within a time budget."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from maxsep.lab.estimate import Estimate, Estimator, read_json
+from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
+from maxsep.lab.recipes.timing import FILE as TIMING
+from maxsep.lab.recipes.timing import time_inference
+from maxsep.lab.spec import Execution, RunSpec
+
+FAILURE = "failure.json"
+State = Literal["finished", "unfinished", "new"]
+
+
+class Trainer(Protocol):
+    """What trains one run: `maxsep.lab.engine.train`, or a stand-in with the same signature."""
+
+    def __call__(self, spec: RunSpec, *, data_root: Any, runs: Any, execution: Execution, progress: bool) -> Path:
+        """Train a run, or return at once if it is finished; returns its folder."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run, whether it is there already, and how long it will take."""
+
+    spec: RunSpec
+    state: State
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to one run of a grid.
+
+    `seconds` is the estimate when a run starts or is postponed, and the measured time when it ends.
+    """
+
+    kind: Literal["start", "finished", "skipped", "failed", "postponed"]
+    spec: RunSpec
+    index: int
+    total: int
+    seconds: float
+    message: str = ""
+
+
+@dataclass
+class Summary:
+    """What became of the runs of a grid."""
+
+    finished: list[RunSpec] = field(default_factory=list)
+    skipped: list[RunSpec] = field(default_factory=list)
+    failed: list[tuple[RunSpec, str]] = field(default_factory=list)
+    postponed: list[RunSpec] = field(default_factory=list)
+    interrupted: int = 0
+    """The exit status of an interruption: 130 after Ctrl-C, 143 after a request to end; 0 without one."""
+    seconds: float = 0.0
+    radii: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """Exit status: 0 if every run that was started ended well, 1 after a failure, 130 or 143 when interrupted."""
+        return self.interrupted or int(bool(self.failed))
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.finished)} trained", f"{len(self.skipped)} already there"]
+        if self.failed:
+            parts.append(f"{len(self.failed)} failed")
+        if self.postponed:
+            parts.append(f"{len(self.postponed)} left for next time")
+        text = f"{', '.join(parts)} in {format_seconds(self.seconds)}"
+        return text + (" (interrupted; the same command goes on)" if self.interrupted else "")
+
+
+def parse_budget(text: str | float) -> float:
+    """Read a time budget in seconds from text such as `25m`, `1h30m`, `90s` or a number of seconds.
+
+    >>> parse_budget("25m"), parse_budget("1h30m"), parse_budget("90")
+    (1500.0, 5400.0, 90.0)
+    """
+    source = str(text).strip().lower()
+    pieces = re.fullmatch(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?", source)
+    try:
+        values = [float(piece) if piece else 0.0 for piece in pieces.groups()] if pieces and source else []
+    except ValueError:
+        values = []
+    seconds = sum(value * unit for value, unit in zip(values, (86400, 3600, 60, 1), strict=False))
+    if not seconds > 0:
+        raise ValueError(f"cannot read {text!r} as a time budget. Write it like 25m, 1h30m, 90s or 2h.")
+    return float(seconds)
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time so that it reads at a glance.
+
+    >>> format_seconds(0.4), format_seconds(75), format_seconds(5400)
+    ('0.4 s', '1 min 15 s', '1 h 30 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def is_finished(folder: str | Path) -> bool:
+    """Whether a run folder holds a result; it is written last, so it stands for the whole run."""
+    return (Path(folder) / "result.json").is_file()
+
+
+def unique(specs: Sequence[RunSpec], only: str | None = None) -> list[RunSpec]:
+    """Keep the selected runs, each once, in order; `scaled` at radius 1 is `plain`.
+
+    >>> [spec.head for spec in unique([RunSpec(head="plain"), RunSpec(head="scaled"), RunSpec(head="maxsep")])]
+    ['plain', 'maxsep']
+    """
+    kept = (canonical(spec) for spec in Selection.parse(only).apply(specs))
+    return list({spec.name: spec for spec in kept}.values())
+
+
+def plan(
+    specs: Sequence[RunSpec],
+    *,
+    runs: str | Path = "runs",
+    execution: Execution | None = None,
+    only: str | None = None,
+) -> list[PlannedRun]:
+    """List what would be trained, what is there already and how long each run will take; trains nothing."""
+    estimator = Estimator(runs, execution or Execution())
+    planned = []
+    for spec in unique(specs, only):
+        folder = Path(runs) / spec.name
+        state: State = "finished" if is_finished(folder) else "unfinished" if folder.is_dir() else "new"
+        guess = Estimate(0.0, "finished") if state == "finished" else estimator.estimate(spec)
+        planned.append(PlannedRun(spec, state, guess))
+    return planned
+
+
+def run(
+    specs: Sequence[RunSpec],
+    *,
+    runs: str | Path = "runs",
+    data_root: str | Path | None = None,
+    execution: Execution | None = None,
+    only: str | None = None,
+    budget: str | float | None = None,
+    train: Trainer | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    progress: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Summary:
+    """Train every run that is not there yet.
+
+    A finished run is never trained again. A run that fails is written down (`failure.json` in its folder) and the
+    others go on. With a budget, a run starts only if its estimated time still fits, and a shorter one may take
+    its place; the same call later goes on with the rest. The estimate uses the measured speed of finished runs, so
+    the first run of a kind may overrun; nothing is lost then, because an interrupted run is resumed.
+
+    Args:
+        specs: The runs.
+        runs: The folder of run folders.
+        data_root: Where the datasets lie.
+        execution: How runs are computed.
+        only: Keep the runs that `Selection` finds.
+        budget: Time for the whole call, as `parse_budget` reads it.
+        train: Trains one run; `maxsep.lab.engine.train` by default.
+        on_event: Called when a run starts, ends, is skipped, fails or is postponed.
+        progress: Whether each run shows its own progress.
+        clock: Seconds from any start.
+    """
+    execution = execution or Execution()
+    deadline = None if budget is None else clock() + parse_budget(budget)
+    job = _Job(runs, data_root, execution, train or _engine(), on_event or (lambda event: None), progress, clock)
+    return job.run(unique(specs, only), deadline)
+
+
+def reproduce(
+    recipe: Recipe,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    epochs: int | None = None,
+    only: str | None = None,
+    precision: str | None = None,
+    max_train: int | None = None,
+    max_test: int | None = None,
+    runs: str | Path = "runs",
+    budget: str | float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> Summary:
+    """Train the runs of a recipe: the search for the radius, the runs it leads to, and timing where it is due.
+
+    Args:
+        recipe: What to run.
+        seeds: How many seeds, or which.
+        epochs: Another number of epochs than the protocol's.
+        only: Keep the runs that `Selection` finds.
+        precision: Numbers to compute with.
+        max_train: Keep at most so many training images.
+        max_test: Keep at most so many test images.
+        runs: The folder of run folders.
+        budget: Time for the whole call.
+        clock: Seconds from any start.
+        **settings: Passed on to `run`.
+    """
+    specs = recipe.specs(seeds, epochs, only, precision, max_train, max_test)
+    start = clock()
+    total = None if budget is None else parse_budget(budget)
+    summary = run(specs, runs=runs, budget=total, clock=clock, **settings)
+    if recipe.sweep is not None and not (summary.interrupted or summary.postponed):
+        summary.radii = chosen_radii(specs, runs)
+        selection = Selection.parse(only)
+        follow = [spec for spec in recipe.final_specs(summary.radii, specs) if selection.matches(spec)]
+        left = None if total is None else max(total - (clock() - start), 1e-9)
+        _merge(summary, run(follow, runs=runs, budget=left, clock=clock, **settings), set(specs))
+    if recipe.times_inference and not summary.interrupted and not (Path(runs) / TIMING).exists():
+        execution = settings.get("execution") or Execution()
+        time_inference(specs, runs, device=execution.device, batch_size=max_test)
+    return summary
+
+
+def chosen_radii(specs: Sequence[RunSpec], runs: str | Path) -> dict[str, float]:
+    """Choose each head's radius from finished runs on held-out training data; the test set plays no part.
+
+    The value at radius 1 of `scaled` is that of `plain`.
+    """
+    scores: dict[tuple[str, float], list[float]] = {}
+    for spec in (spec for spec in specs if spec.validation > 0):
+        result = read_json(Path(runs) / spec.name / "result.json")
+        if result is not None:
+            head = "scaled" if spec.head == "plain" else spec.head
+            score = float(result["metrics"][validation_metric(spec.imbalance)])
+            scores.setdefault((head, spec.radius), []).append(score)
+    return choose_radii(scores)
+
+
+@dataclass
+class _Job:
+    """One call of `run`: what stays the same from run to run."""
+
+    runs: str | Path
+    data_root: str | Path | None
+    execution: Execution
+    train: Trainer
+    on_event: Callable[[Event], None]
+    progress: bool
+    clock: Callable[[], float]
+
+    def run(self, specs: Sequence[RunSpec], deadline: float | None) -> Summary:
+        summary, start = Summary(), self.clock()
+        estimator = Estimator(self.runs, self.execution)
+        for index, spec in enumerate(specs, 1):
+
+            def tell(kind: Any, seconds: float, message: str = "", spec: RunSpec = spec, index: int = index) -> None:
+                self.on_event(Event(kind, spec, index, len(specs), seconds, message))
+
+            if is_finished(Path(self.runs) / spec.name):
+                summary.skipped.append(spec)
+                tell("skipped", 0.0)
+                continue
+            guess = estimator.estimate(spec).seconds
+            if deadline is not None and self.clock() + guess > deadline:
+                summary.postponed.append(spec)
+                tell("postponed", guess)
+                continue
+            tell("start", guess)
+            if not self._one(spec, summary, tell):
+                break
+            estimator.refresh()
+        summary.seconds = self.clock() - start
+        return summary
+
+    def _one(self, spec: RunSpec, summary: Summary, tell: Callable[..., None]) -> bool:
+        """Train one run and note what became of it; false if the user interrupted."""
+        begin, failure = self.clock(), Path(self.runs) / spec.name / FAILURE
+        try:
+            self.train(
+                spec,
+                data_root=self.data_root,
+                runs=self.runs,
+                execution=self.execution,
+                progress=self.progress,
+            )
+        except KeyboardInterrupt:
+            summary.interrupted = 130
+            return False
+        except SystemExit as stop:  # the engine saved the run's state before it gave way to a signal
+            summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
+            return False
+        except Exception as error:  # whatever stops one run must not stop the others
+            message = f"{type(error).__name__}: {error}"
+            _record_failure(failure, spec, message)
+            summary.failed.append((spec, message))
+            tell("failed", self.clock() - begin, message)
+        else:
+            failure.unlink(missing_ok=True)
+            summary.finished.append(spec)
+            tell("finished", self.clock() - begin)
+        return True
+
+
+def _record_failure(path: Path, spec: RunSpec, message: str) -> None:
+    import json
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"schema": 1, "spec": spec.to_dict(), "error": message, "traceback": traceback.format_exc()}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _merge(summary: Summary, other: Summary, seen: set[RunSpec]) -> None:
+    summary.finished += other.finished
+    summary.skipped += [spec for spec in other.skipped if spec not in seen]
+    summary.failed += [pair for pair in other.failed if pair[0] not in seen]
+    summary.postponed += other.postponed
+    summary.interrupted = summary.interrupted or other.interrupted
+    summary.seconds += other.seconds
+
+
+def _engine() -> Trainer:
+    from maxsep.lab.engine import train
+
+    return train

@@ -1,0 +1,54 @@
+"""Every experiment by name: one file per table or figure of the paper, as data."""
+
+from __future__ import annotations
+
+from maxsep.lab.recipes import (
+    demo,
+    errorbars,
+    fisher,
+    fixed,
+    frequency,
+    prototypes,
+    runtime,
+    table1,
+)
+from maxsep.lab.recipes.recipe import Arm, Block, Recipe, Sweep, canonical, choose_radii, validation_metric
+from maxsep.lab.recipes.selection import Selection
+
+__all__ = [
+    "Arm",
+    "Block",
+    "Recipe",
+    "Selection",
+    "Sweep",
+    "canonical",
+    "choose_radii",
+    "get",
+    "names",
+    "validation_metric",
+]
+
+_RECIPES: dict[str, Recipe] = {
+    module.RECIPE.name: module.RECIPE
+    for module in (table1, errorbars, fixed, frequency, fisher, prototypes, runtime, demo)
+}
+
+
+def names() -> tuple[str, ...]:
+    """List the recipes.
+
+    >>> names()
+    ('table1', 'errorbars', 'fixed', 'frequency', 'fisher', 'prototypes', 'runtime', 'demo')
+    """
+    return tuple(_RECIPES)
+
+
+def get(name: str) -> Recipe:
+    """Find a recipe by name.
+
+    >>> get("table1").source
+    'Table 1'
+    """
+    if name not in _RECIPES:
+        raise ValueError(f"unknown recipe {name!r}. Known recipes: {', '.join(_RECIPES)}.")
+    return _RECIPES[name]

@@ -1,0 +1,122 @@
+"""The paper's numbers, looked up cell by cell, and its own inconsistencies."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from maxsep.lab.spec import RunSpec
+
+_NETWORKS = {"resnet34": "resnet", "convnet": "convnet"}
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """A number the paper prints: percent for accuracies, with a spread where several runs stand behind it."""
+
+    value: float
+    source: str
+    std: float | None = None
+
+
+@functools.cache
+def tables() -> dict[str, Any]:
+    """Read every table that ships with the package.
+
+    >>> tables()["table1_cifar"]["cifar10"]["resnet"]["maxsep"]["0.01"]
+    69.7
+    """
+    text = resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
+    return json.loads(text)["tables"]  # type: ignore[no-any-return]
+
+
+def table1(spec: RunSpec) -> PaperNumber | None:
+    """Look up a run's accuracy in Table 1, if the paper has that cell.
+
+    >>> table1(RunSpec(dataset="cifar10", network="resnet34", head="maxsep", radius=0.1, imbalance=0.01)).value
+    69.7
+    """
+    return _number("table1_cifar", spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
+
+
+def error_bar(spec: RunSpec) -> PaperNumber | None:
+    """Look up a run's mean and spread over the paper's five runs."""
+    return _number("table1_error_bars", spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
+
+
+def fisher(spec: RunSpec) -> PaperNumber | None:
+    """Look up a run's angular Fisher score; the paper has it for the ResNet."""
+    if _network(spec) != "resnet":
+        return None
+    return _number("angular_fisher_score", spec.dataset, _paper_head(spec), _factor(spec))
+
+
+def prototypes(spec: RunSpec) -> PaperNumber | None:
+    """Look up a run's accuracy in the comparison with optimised prototypes."""
+    if _network(spec) != "resnet":
+        return None
+    head = "hpn" if spec.head == "hpn" and spec.loss == "squared_cosine" else _paper_head(spec)
+    return _number("optimised_prototypes", spec.dataset, head, _factor(spec))
+
+
+def inconsistencies(spec: RunSpec) -> tuple[str, ...]:
+    """Say where the paper contradicts itself about this cell.
+
+    >>> cell = RunSpec(dataset="cifar10", network="resnet34", head="maxsep", radius=0.1)
+    >>> "96.12" in inconsistencies(cell)[0]
+    True
+    """
+    key = (spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
+    text = _CONTRADICTIONS.get(key)  # type: ignore[arg-type]
+    return () if text is None else (text,)
+
+
+PATTERN = (
+    "The values of Table 1 are mostly at or above the mean of the paper's own five runs, as the best of several "
+    "runs would be."
+)
+
+_CONTRADICTIONS = {
+    ("cifar100", "resnet", "maxsep", "-"): (
+        "The paper gives three values for this cell: 76.54 in Table 1, 76.23 beside the optimised prototypes, and "
+        "76.41 ± 0.21 over five runs."
+    ),
+    ("cifar10", "resnet", "maxsep", "-"): (
+        "The paper gives 95.09 in Table 1 but 96.12 ± 0.19 over five runs: more than five standard deviations apart."
+    ),
+    ("cifar10", "convnet", "maxsep", "0.02"): ("The paper gives 55.25 in Table 1 but 56.98 ± 1.16 over five runs."),
+    ("cifar100", "resnet", "maxsep", "0.01"): ("The paper gives 38.85 in Table 1 but 37.65 ± 0.81 over five runs."),
+}
+
+
+def _number(table: str, *keys: str | None) -> PaperNumber | None:
+    found: Any = tables()[table]
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) and key is not None else None
+    if found is None:
+        return None
+    source = tables()[table]["source"]
+    if isinstance(found, dict):
+        return PaperNumber(found["mean"], source, found["std"])
+    return PaperNumber(float(found), source)
+
+
+def _factor(spec: RunSpec) -> str:
+    return "-" if spec.imbalance == 1 else f"{spec.imbalance:g}"
+
+
+def _network(spec: RunSpec) -> str | None:
+    return _NETWORKS.get(spec.network)
+
+
+def _paper_head(spec: RunSpec) -> str | None:
+    """The paper's row: it has no control, and `maxsep` at the radius it used alone."""
+    if spec.loss != "cross_entropy" or spec.validation or spec.head_options:
+        return None
+    if spec.head == "plain":
+        return "plain"
+    radius = {"resnet34": 0.1, "convnet": 1.0}.get(spec.network)
+    return "maxsep" if spec.head == "maxsep" and spec.radius == radius else None

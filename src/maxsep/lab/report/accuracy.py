@@ -1,0 +1,167 @@
+"""The main tables: the paper's accuracy, ours, and the gains over `plain` and over the control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from maxsep.lab.recipes import paper
+from maxsep.lab.report.comparison import Entry, Method, Setting, distinctions
+from maxsep.lab.report.statistics import Comparison
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent
+from maxsep.lab.spec import RunSpec
+
+COLUMNS = (
+    "head",
+    "radius",
+    "paper, %",
+    "ours, %",
+    "gain over plain",
+    "gain over scaled, same radius",
+)
+CAPTION = (
+    "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. Below each "
+    "gain: the verdict of a paired two-sided t-test."
+)
+_PROTOCOL_EPOCHS = {"resnet34": 200, "convnet": 90}
+
+
+def accuracy_tables(settings: Sequence[Setting]) -> list[Table]:
+    """Build one table for each dataset and network, with a block of rows for each setting."""
+    labels = distinctions(settings)
+    tables = []
+    for number, (title, group) in enumerate(groupby(settings, key=lambda setting: setting.title), 1):
+        rows = [row for setting in group for row in _rows(setting, labels[setting.spec])]
+        columns, rows = _without_empty_paper(rows)
+        tables.append(Table(f"accuracy-{number}", title, columns, tuple(rows), CAPTION, numeric_from=1))
+    return tables
+
+
+def _without_empty_paper(rows: list[Row]) -> tuple[tuple[str, ...], list[Row]]:
+    """Leave the paper's column out where the paper has no number at all."""
+    place = COLUMNS.index("paper, %")
+    if any(row.cells[place] != EMPTY for row in rows):
+        return COLUMNS, rows
+    kept = [Row(row.cells[:place] + row.cells[place + 1 :], row.group) for row in rows]
+    return COLUMNS[:place] + COLUMNS[place + 1 :], kept
+
+
+def results(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """List the same numbers for machines: accuracies as fractions, differences as fractions, values by seed."""
+    found = []
+    for setting in settings:
+        for method, entry in setting.entries.items():
+            summary = entry.summary()
+            found.append(
+                {
+                    "setting": setting.spec.to_dict(),
+                    "head": method.head,
+                    "radius": method.radius,
+                    "loss": method.loss,
+                    "head_options": dict(method.head_options),
+                    "top1": entry.values(),
+                    "mean": summary.mean if summary else None,
+                    "std": summary.std if summary else None,
+                    "paper": _paper_values(_cell_spec(setting, method)),
+                    "gain_over_plain": _plain_dict(setting.against(method, setting.plain(method))),
+                    "gain_over_scaled": _plain_dict(_against_control(setting, method)),
+                }
+            )
+    return found
+
+
+def _rows(setting: Setting, distinction: str) -> list[Row]:
+    methods = list(setting.entries)
+    best = max((summary.mean for entry in setting.entries.values() if (summary := entry.summary())), default=None)
+    rows = []
+    for method in methods:
+        rows.append(_row(setting, setting.entries[method], best))
+        if method.head == "plain" and method.loss == "cross_entropy" and _has_unit_radius(methods):
+            rows.append(_same_as_plain())
+    group = setting.balance + (f" · {distinction}" if distinction else "")
+    return [Row(row.cells, group if index == 0 else "") for index, row in enumerate(rows)]
+
+
+def _row(setting: Setting, entry: Entry, best: float | None) -> Row:
+    method = entry.method
+    summary = entry.summary()
+    ours = percent(summary, "strong" if summary and summary.mean == best else "")
+    return Row(
+        (
+            Cell(method.label),
+            Cell(f"{method.radius:g}"),
+            _paper_cell(_cell_spec(setting, method)),
+            ours,
+            gain(setting.against(method, setting.plain(method))),
+            _control_cell(setting, method),
+        )
+    )
+
+
+def _control_cell(setting: Setting, method: Method) -> Cell:
+    if method.head in ("plain", "scaled"):
+        return EMPTY
+    control = setting.control(method)
+    if control is not None and control.method.head == "plain":
+        return Cell("= plain", "scaled at radius 1 is plain", "muted")
+    return gain(setting.against(method, control))
+
+
+def _against_control(setting: Setting, method: Method) -> Comparison | None:
+    return None if method.head in ("plain", "scaled") else setting.against(method, setting.control(method))
+
+
+def _same_as_plain() -> Row:
+    return Row((Cell("scaled"), Cell("1"), EMPTY, Cell("= plain", "the same run", "muted"), EMPTY, EMPTY))
+
+
+def _has_unit_radius(methods: Sequence[Method]) -> bool:
+    return any(method.head == "maxsep" and method.radius == 1 for method in methods)
+
+
+def _cell_spec(setting: Setting, method: Method) -> RunSpec:
+    return setting.spec.replace(
+        head=method.head,
+        radius=method.radius,
+        head_options=method.head_options,
+        loss=method.loss,
+        loss_options=method.loss_options,
+    )
+
+
+def _paper_cell(spec: RunSpec) -> Cell:
+    number = paper.table1(spec) or paper.prototypes(spec)
+    if number is None:
+        return EMPTY
+    bar = paper.error_bar(spec)
+    detail = "" if bar is None else f"5 runs: {bar.value:.2f} ± {bar.std:.2f}"
+    notes = list(paper.inconsistencies(spec))
+    protocol = _PROTOCOL_EPOCHS.get(spec.network)
+    if protocol is not None and spec.epochs != protocol:
+        notes.append(f"The paper trains {protocol} epochs, these runs {spec.epochs}: not the same experiment.")
+    if spec.max_train is not None or spec.max_test is not None:
+        notes.append("These runs read a part of the data only: not the same experiment.")
+    return Cell(f"{number.value:.2f}", detail, "", number.value, tuple(notes))
+
+
+def _paper_values(spec: RunSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, lookup in (("table1", paper.table1), ("prototypes", paper.prototypes), ("fisher", paper.fisher)):
+        if (number := lookup(spec)) is not None:
+            found[name] = number.value
+    if (bar := paper.error_bar(spec)) is not None:
+        found["error_bar"] = {"mean": bar.value, "std": bar.std}
+    return found
+
+
+def _plain_dict(comparison: Comparison | None) -> dict[str, Any] | None:
+    if comparison is None:
+        return None
+    return {
+        "difference": comparison.difference,
+        "seeds": comparison.n,
+        "p": comparison.p,
+        "verdict": comparison.verdict,
+        "reason": comparison.reason,
+    }

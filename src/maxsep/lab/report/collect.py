@@ -1,0 +1,160 @@
+"""Read run folders: every folder becomes a record or a problem, none is dropped."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from maxsep.lab.spec import RunSpec
+
+_MARKS = ("spec.json", "result.json", "metrics.jsonl", "failure.json", "weights.safetensors", "resume")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run."""
+
+    folder: Path
+    spec: RunSpec
+    metrics: dict[str, Any]
+    history: tuple[dict[str, Any], ...] = ()
+    execution: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    images_per_second: float | None = None
+    started: str = ""
+    finished: str = ""
+    resumed: int = 0
+
+    def value(self, metric: str) -> float | None:
+        """A metric as a finite number, or nothing."""
+        found = self.metrics.get(metric)
+        if isinstance(found, int | float) and math.isfinite(found):
+            return float(found)
+        return None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A folder that holds no usable result, and why."""
+
+    folder: Path
+    kind: Literal["unfinished", "failed", "broken", "duplicate"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All that was found in some folders."""
+
+    records: tuple[Record, ...]
+    problems: tuple[Problem, ...]
+    timings: tuple[dict[str, Any], ...] = ()
+
+
+def collect(*folders: str | Path) -> Collection:
+    """Read every run below some folders, each of which is a run folder or holds run folders.
+
+    A run that is not finished, has failed or cannot be read becomes a `Problem` with its reason.
+    """
+    records: dict[str, Record] = {}
+    problems: list[Problem] = []
+    timings: list[dict[str, Any]] = []
+    for given in folders:
+        root = Path(given)
+        if not root.is_dir():
+            raise ValueError(f"{root} is not a folder. Give a run folder, or a folder that holds run folders.")
+        timings += [_load(path) for path in sorted(root.rglob("timing.json"))]
+        for folder in sorted(_run_folders(root)):
+            found = read_run(folder)
+            if isinstance(found, Problem):
+                problems.append(found)
+            elif found.spec.name in records:
+                first = records[found.spec.name].folder
+                if first.resolve() != folder.resolve():
+                    problems.append(Problem(folder, "duplicate", f"the same run as {first}, which is used"))
+            else:
+                records[found.spec.name] = found
+    return Collection(tuple(records.values()), tuple(problems), tuple(timings))
+
+
+def read_run(folder: str | Path) -> Record | Problem:
+    """Read one run folder."""
+    folder = Path(folder)
+    if not (folder / "result.json").is_file():
+        return _without_result(folder)
+    try:
+        result = _load(folder / "result.json")
+        spec = RunSpec.from_dict(result["spec"])
+        metrics = dict(result["metrics"])
+        _check_accuracy(metrics)
+        return Record(
+            folder=folder,
+            spec=spec,
+            metrics=metrics,
+            history=tuple(_history(folder / "metrics.jsonl")),
+            execution=dict(result.get("execution") or {}),
+            versions=dict(result.get("versions") or {}),
+            hardware=dict(result.get("hardware") or {}),
+            seconds=result.get("seconds"),
+            images_per_second=result.get("images_per_second"),
+            started=str(result.get("started", "")),
+            finished=str(result.get("finished", "")),
+            resumed=int(result.get("resumed") or 0),
+        )
+    except KeyError as error:
+        return Problem(folder, "broken", f"result.json has no field {error}")
+    except (OSError, ValueError, TypeError) as error:
+        return Problem(folder, "broken", " ".join(str(error).split()))
+
+
+def _run_folders(root: Path) -> Iterable[Path]:
+    if any((root / mark).exists() for mark in _MARKS):
+        yield root
+        return
+    for child in root.iterdir():
+        if child.is_dir():
+            yield from _run_folders(child)
+
+
+def _without_result(folder: Path) -> Problem:
+    try:
+        if (folder / "failure.json").is_file():
+            return Problem(folder, "failed", str(_load(folder / "failure.json")["error"]))
+        epochs = sum(1 for _ in _history(folder / "metrics.jsonl"))
+        total = _load(folder / "spec.json").get("epochs", "?")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Problem(folder, "broken", f"no result.json, and {' '.join(str(error).split())}")
+    return Problem(folder, "unfinished", f"{epochs} of {total} epochs done; train it again to go on")
+
+
+def _history(path: Path) -> Iterable[dict[str, Any]]:
+    if not path.is_file():
+        return
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path.name} line {number} is not JSON") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return found
+
+
+def _check_accuracy(metrics: dict[str, Any]) -> None:
+    top1 = metrics["top1"]
+    if not isinstance(top1, int | float) or not 0 <= top1 <= 1:
+        raise ValueError(f"top1 must be a fraction in [0, 1], got {top1!r}")

@@ -1,0 +1,200 @@
+"""Group runs into settings and methods, and compare methods within a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from maxsep.lab.recipes.recipe import canonical
+from maxsep.lab.report.collect import Record
+from maxsep.lab.report.statistics import Comparison, Summary, compare, summarise
+from maxsep.lab.spec import Options, RunSpec
+
+HEADS = ("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer", "etf", "hpn")
+_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "digits": "Digits"}
+_NETWORKS = {"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"}
+_QUIET = (
+    *("dataset", "network", "imbalance", "validation", "augmentation", "normalisation"),
+    *("schedule", "schedule_options", "evaluate_every"),
+)
+"""Fields a label says in its own words, or that follow from the others in every protocol."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What differs between the rows of a comparison."""
+
+    head: str
+    radius: float
+    head_options: Options = ()
+    loss: str = "cross_entropy"
+    loss_options: Options = ()
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Method:
+        """A run's method; `scaled` at radius 1 is `plain`."""
+        spec = canonical(spec)
+        return cls(spec.head, spec.radius, spec.head_options, spec.loss, spec.loss_options)
+
+    @property
+    def label(self) -> str:
+        """A short name without the radius."""
+        extra = [f"{key}={value}" for key, value in (*self.head_options, *self.loss_options)]
+        if self.loss != "cross_entropy":
+            extra.insert(0, self.loss.replace("_", " "))
+        return f"{self.head} ({', '.join(extra)})" if extra else self.head
+
+    @property
+    def full_label(self) -> str:
+        """A short name with the radius where it is not 1."""
+        return self.label if self.radius == 1 else f"{self.label}, radius {self.radius:g}"
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Plain first, then pairs of control and matrix by falling radius, then the other heads."""
+        rank = HEADS.index(self.head) if self.head in HEADS else len(HEADS)
+        return (self.head != "plain", rank > 2, -self.radius if rank <= 2 else 0, rank, self.loss, -self.radius)
+
+
+@dataclass
+class Entry:
+    """The runs of one method in one setting, by seed."""
+
+    method: Method
+    records: dict[int, Record] = field(default_factory=dict)
+
+    def values(self, metric: str = "top1") -> dict[int, float]:
+        """A metric for each seed that has it."""
+        found = {seed: record.value(metric) for seed, record in sorted(self.records.items())}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def summary(self, metric: str = "top1") -> Summary | None:
+        """Mean and spread over seeds, or nothing if no run has the metric."""
+        values = list(self.values(metric).values())
+        return summarise(values) if values else None
+
+
+@dataclass
+class Setting:
+    """Runs that differ in head, loss and seed alone, and so may be compared."""
+
+    spec: RunSpec
+    entries: dict[Method, Entry] = field(default_factory=dict)
+    focus: float | None = None
+    """The radius that validation data chose for the matrix, if they did."""
+
+    @property
+    def title(self) -> str:
+        """Dataset and network."""
+        return f"{dataset_label(self.spec.dataset)}, {network_label(self.spec.network)}"
+
+    @property
+    def balance(self) -> str:
+        """The imbalance in words."""
+        return "balanced" if self.spec.imbalance == 1 else f"imbalance {self.spec.imbalance:g}"
+
+    @property
+    def label(self) -> str:
+        """Everything in one line."""
+        return f"{self.title}, {self.balance}"
+
+    def plain(self, method: Method) -> Entry | None:
+        """The plain head to compare a method with: trained with the same loss, or else with cross-entropy."""
+        same = Method("plain", 1.0, (), method.loss, method.loss_options)
+        return self.entries.get(same) or self.entries.get(Method("plain", 1.0))
+
+    def control(self, method: Method) -> Entry | None:
+        """The control of a method: `scaled` at the same radius and with the same loss; at radius 1 it is `plain`."""
+        head = "plain" if method.radius == 1 else "scaled"
+        return self.entries.get(Method(head, method.radius, (), method.loss, method.loss_options))
+
+    def against(self, method: Method, other: Entry | None, metric: str = "top1") -> Comparison | None:
+        """Compare a method with another, seed by seed."""
+        if other is None or other.method == method:
+            return None
+        return compare(self.entries[method].values(metric), other.values(metric))
+
+
+def settings_of(records: Iterable[Record]) -> list[Setting]:
+    """Group records into settings, in the order of dataset, network and falling balance."""
+    groups: dict[RunSpec, Setting] = {}
+    for record in records:
+        method = Method.of(record.spec)
+        base = record.spec.replace(
+            head="plain", radius=1.0, head_options=(), loss="cross_entropy", loss_options=(), seed=0
+        )
+        setting = groups.setdefault(base, Setting(base))
+        entry = setting.entries.setdefault(method, Entry(method))
+        entry.records[record.spec.seed] = record
+    for setting in groups.values():
+        setting.entries = dict(sorted(setting.entries.items(), key=lambda pair: pair[0].order))
+    return sorted(groups.values(), key=_setting_order)
+
+
+def duel(settings: Sequence[Setting], head: str, other: str) -> str:
+    """Count in a sentence how often one head beats another by more than noise; empty if they never meet.
+
+    Heads meet within a setting: each of their methods that shares a seed with the other's.
+    """
+    verdicts = []
+    for setting in settings:
+        mine = [entry for method, entry in setting.entries.items() if method.head == head]
+        theirs = [method for method in setting.entries if method.head == other]
+        found = (setting.against(entry.method, setting.entries[method]) for entry in mine for method in theirs)
+        verdicts += [comparison for comparison in found if comparison is not None]
+    if not verdicts:
+        return ""
+    told = [comparison for comparison in verdicts if comparison.verdict == "more than noise"]
+    won = sum(comparison.difference > 0 for comparison in told)
+    untested = sum(comparison.verdict == "not testable" for comparison in verdicts)
+    rest = len(verdicts) - len(told) - untested
+    return (
+        f"{head} against {other.replace('_', ' ')}, {len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'}: "
+        f"{won} better and {len(told) - won} worse by more than seed noise, {rest} not told apart, "
+        f"{untested} not testable."
+    )
+
+
+def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
+    """Say for each setting in which other fields (epochs, precision, ...) it differs from the others shown."""
+    names = [name for name in RunSpec.__dataclass_fields__ if name not in _QUIET]
+    varying: dict[tuple[str, str], set[str]] = {}
+    for setting in settings:
+        key = (setting.spec.dataset, setting.spec.network)
+        peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == key]
+        varying[key] = {name for name in names if len({getattr(peer, name) for peer in peers}) > 1}
+    return {
+        setting.spec: ", ".join(
+            f"{name.replace('_', ' ')} {_plain_text(getattr(setting.spec, name))}"
+            for name in names
+            if name in varying[(setting.spec.dataset, setting.spec.network)]
+        )
+        for setting in settings
+    }
+
+
+def dataset_label(name: str) -> str:
+    """A dataset's name as people write it.
+
+    >>> dataset_label("cifar10"), dataset_label("folder:/data/birds")
+    ('CIFAR-10', 'birds')
+    """
+    return name.rstrip("/").split("/")[-1].split(":")[-1] if ":" in name else _DATASETS.get(name, name)
+
+
+def network_label(name: str) -> str:
+    """A network's name as the paper's tables have it."""
+    return _NETWORKS.get(name, name)
+
+
+def _setting_order(setting: Setting) -> tuple[object, ...]:
+    spec = setting.spec
+    nets = list(_NETWORKS)
+    rank = nets.index(spec.network) if spec.network in nets else len(nets)
+    return (spec.dataset, rank, spec.network, spec.validation, -spec.imbalance, -spec.epochs, spec.digest)
+
+
+def _plain_text(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(f"{key}={item}" for key, item in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,141 @@
+"""Where the numbers come from: what was run, on which machines, with which versions and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maxsep.lab import recipes
+from maxsep.lab.grid import format_seconds
+from maxsep.lab.report.collect import Collection, Record
+from maxsep.lab.report.comparison import HEADS, Method, dataset_label, network_label
+from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table
+from maxsep.lab.spec import RunSpec
+
+_ANY = {"seed": 0, "precision": "32-true", "max_train": None, "max_test": None}
+
+DEFINITIONS = (
+    ("plain", "A linear layer from the features to the classes: the usual head."),
+    (
+        "maxsep",
+        "A linear layer to C \N{MINUS SIGN} 1 numbers, then the fixed matrix P: logits = radius · Pᵀx.",
+    ),
+    (
+        "scaled",
+        "The control: a plain head with its logits multiplied by the same radius. At radius 1 it is plain.",
+    ),
+    ("twin", "The plain layer that trains exactly as maxsep does under SGD."),
+    ("learnable matrix", "The matrix as the starting point of a trained one."),
+    ("extra layer", "One more trained layer with a random start in place of the matrix."),
+    ("etf", "The matrix directly on the features, with no trained layer between."),
+    ("hpn", "Class vectors pushed apart by gradient descent before training (Mettes et al.)."),
+    ("radius", "The length of the class vectors, \N{GREEK SMALL LETTER RHO} in the paper."),
+    ("imbalance", "Size of the smallest class over that of the largest; the test set stays as it is."),
+    ("± ", "Sample standard deviation over seeds (n \N{MINUS SIGN} 1), not a confidence interval."),
+    (
+        "more than noise",
+        f"A {TEST} has p < {LEVEL:g}. With fewer than {MIN_SEEDS} common seeds a difference is not testable, and no "
+        "p-value is given. Seeds change initial weights and the order of images; the training images stay the same.",
+    ),
+    ("last epoch", "Accuracy after the last epoch, never the best epoch, which would be a choice by test data."),
+)
+
+
+def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
+    """A few numbers about what was run."""
+    records = collection.records
+    seeds = sorted({record.spec.seed for record in records})
+    seconds = sum(record.seconds or 0.0 for record in records)
+    images = sum((record.value("num_train") or 0.0) * record.spec.epochs for record in records)
+    found = [
+        ("runs finished", str(len(records))),
+        ("runs without a result", str(len(collection.problems))),
+        ("datasets", _list(dataset_label(record.spec.dataset) for record in records)),
+        ("networks", _list(network_label(record.spec.network) for record in records)),
+        ("heads", _list(head for head in HEADS if head in {record.spec.head for record in records})),
+        ("seeds", ", ".join(map(str, seeds)) if len(seeds) < 8 else f"{len(seeds)}"),
+        ("training time", format_seconds(seconds)),
+    ]
+    if images:
+        found.append(("training images seen", f"{images / 1e6:.1f} million"))
+    return tuple(found)
+
+
+def environment(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+    """Hardware, versions and settings of execution; every value that occurs, the rule first."""
+    rows: dict[str, dict[str, int]] = {}
+    for record in records:
+        told: dict[str, Any] = {**record.hardware, **record.versions, "precision": record.spec.precision}
+        told |= {key: value for key, value in record.execution.items() if key not in told}  # measured wins over asked
+        for key, value in ((k, v) for k, v in told.items() if v not in (None, [], {}, "")):
+            seen = rows.setdefault(str(key).replace("_", " "), {})
+            seen[str(value)] = seen.get(str(value), 0) + 1
+    days = sorted(record.finished[:10] for record in records if record.finished)
+    found = [(key, ", ".join(sorted(seen, key=lambda v: -seen[v]))) for key, seen in rows.items()]
+    if days:
+        found.append(("finished", days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"))
+    resumed = sum(record.resumed > 0 for record in records)
+    return (*found, ("runs that were resumed", str(resumed))) if records else ()
+
+
+def commands(records: Sequence[Record], folders: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """The commands that lead here: those given, or else the recipes that the runs belong to, and this report."""
+    if given:
+        return tuple(given)
+    lines = []
+    unexplained = [record.spec for record in records]
+    for recipe in map(recipes.get, recipes.names()):
+        protocol = {_base(spec): spec for spec in recipe.specs()}
+        mine = [spec for spec in unexplained if _base(spec) in protocol]
+        if mine and recipe.runs_of is None:
+            unexplained = [spec for spec in unexplained if spec not in mine]
+            lines.append(_command(recipe, mine, protocol))
+    return (*lines, f"maxsep report {' '.join(folders)}")
+
+
+def _command(recipe: recipes.Recipe, mine: Sequence[RunSpec], protocol: Mapping[RunSpec, RunSpec]) -> str:
+    """The command that trains some runs of a recipe."""
+    parts = ["maxsep demo" if recipe.name == "demo" else f"maxsep reproduce {recipe.name} --data DIR"]
+    terms = []
+    for field in ("dataset", "imbalance", "network"):
+        choices = list(dict.fromkeys(getattr(spec, field) for spec in protocol.values()))
+        there = [choice for choice in choices if any(getattr(spec, field) == choice for spec in mine)]
+        if len(there) < len(choices):
+            values = "|".join(f"{value:g}" if isinstance(value, float) else value for value in there)
+            terms.append(f"{field}={values}")
+    if terms:
+        parts.append(f"--only '{','.join(terms)}'")
+    if (seeds := len({spec.seed for spec in mine})) != len(recipe.seeds):
+        parts.append(f"--seeds {seeds}")
+    epochs = {spec.epochs for spec in mine if protocol[_base(spec)].epochs != spec.epochs}
+    if len(epochs) == 1:
+        parts.append(f"--epochs {epochs.pop()}")
+    return " ".join(parts)
+
+
+def runs_table(records: Sequence[Record]) -> Table:
+    """List every finished run."""
+    rows = []
+    for record in records:
+        loss = record.value("loss")
+        where = "held-out data" if record.spec.validation else "test data"
+        cells = (
+            Cell(record.folder.name, Method.of(record.spec).full_label),
+            Cell(str(record.spec.seed)),
+            Cell(str(record.spec.epochs)),
+            Cell(f"{100 * record.metrics['top1']:.2f}", where, "", 100 * record.metrics["top1"]),
+            EMPTY if loss is None else Cell(f"{loss:.3f}", value=loss),
+            EMPTY if record.seconds is None else Cell(format_seconds(record.seconds), value=record.seconds),
+        )
+        rows.append(Row(cells))
+    columns = ("run", "seed", "epochs", "top-1, %", "loss", "time")
+    return Table("runs", "All runs", columns, tuple(rows))
+
+
+def _base(spec: RunSpec) -> RunSpec:
+    return spec.replace(**_ANY, epochs=1, schedule_options=(), validation=0.0)
+
+
+def _list(values: Any) -> str:
+    return ", ".join(dict.fromkeys(values)) or "none"

@@ -1,0 +1,105 @@
+"""The cost of the matrix: training and inference speed with and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maxsep.lab import recipes
+from maxsep.lab.report.comparison import Entry, Setting, dataset_label, network_label
+from maxsep.lab.report.model import Section
+from maxsep.lab.report.statistics import Summary, compare, summarise
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, signed
+
+_HEADS = ("plain", "scaled", "maxsep")
+_TOO_SMALL = ("mlp",)
+"""Networks whose steps are over before a clock could tell two heads apart."""
+
+
+def is_timing(setting: Setting) -> bool:
+    """Whether a setting is the runtime recipe's: short runs, made to be timed and not to be accurate."""
+    fields = ("dataset", "network", "imbalance", "schedule", "augmentation")
+    timed = {tuple(getattr(spec, name) for name in fields) for spec in recipes.get("runtime").specs(1)}
+    return tuple(getattr(setting.spec, name) for name in fields) in timed
+
+
+def runtime_section(settings: Sequence[Setting], timings: Sequence[Mapping[str, Any]]) -> Section | None:
+    """Tabulate images per second in training (from run records) and at inference (from timings)."""
+    timed = [setting for setting in settings if setting.spec.network not in _TOO_SMALL]
+    timed = [setting for setting in timed if is_timing(setting)] or timed
+    tables = [table for table in (_training(timed), _inference(timings)) if table is not None]
+    if not tables:
+        return None
+    text = (
+        "The paper says that the matrix makes no measurable difference in time. Runs that shared a machine with other "
+        "work, or ran one after the other on a warming machine, differ for reasons of their own.",
+    )
+    return Section("runtime", "The cost of the matrix", text, tuple(tables))
+
+
+def speeds(entry: Entry) -> dict[int, float]:
+    """Training images per second of each seed that recorded them."""
+    found = {seed: record.images_per_second for seed, record in entry.records.items()}
+    return {seed: float(speed) for seed, speed in found.items() if speed}
+
+
+def _training(settings: Sequence[Setting]) -> Table | None:
+    rows: list[Row] = []
+    for setting in settings:
+        plain = next((speeds(e) for m, e in setting.entries.items() if m.head == "plain"), {})
+        block: list[Row] = []
+        for method, entry in setting.entries.items():
+            values = speeds(entry)
+            if method.head not in _HEADS or not values or not plain:
+                continue
+            difference = EMPTY
+            if method.head != "plain":
+                base = summarise(list(plain.values())).mean
+                relative = compare({s: v / base for s, v in values.items()}, {s: v / base for s, v in plain.items()})
+                difference = gain(relative, 100, 1)
+            cells = (Cell(method.full_label), _speed(summarise(list(values.values()))), difference)
+            block.append(Row(cells, setting.label if not block else ""))
+        rows += block if len(block) > 1 else []
+    if not rows:
+        return None
+    columns = ("head", "images per second", "difference to plain, %")
+    return Table("training-speed", "Training", columns, tuple(rows), "From the run records.")
+
+
+def _inference(timings: Sequence[Mapping[str, Any]]) -> Table | None:
+    rows: list[Row] = []
+    for timing in timings:
+        seen = ""
+        plain = {(r["dataset"], r["network"]): r for r in timing["rows"] if r["head"] == "plain"}
+        for row in timing["rows"]:
+            label = f"{dataset_label(row['dataset'])}, {network_label(row['network'])}, {timing['device']}"
+            base = plain.get((row["dataset"], row["network"]))
+            rows.append(Row(_inference_cells(row, base), label if label != seen else ""))
+            seen = label
+    if not rows:
+        return None
+    columns = ("head", "median of a batch, ms", "quartiles, ms", "difference to plain, %")
+    caption = "Forward passes of whole batches, the heads taking turns; overlapping quartiles are within noise."
+    return Table("inference-speed", "Inference", columns, tuple(rows), caption)
+
+
+def _inference_cells(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> tuple[Cell, ...]:
+    low, high = row["quartiles"]
+    difference = EMPTY
+    if base is not None and row["head"] != "plain":
+        overlap = low <= base["quartiles"][1] and base["quartiles"][0] <= high
+        value = 100 * (row["median_seconds"] / base["median_seconds"] - 1)
+        verdict = "quartiles overlap" if overlap else "quartiles apart"
+        difference = Cell(signed(value, 1), verdict, "muted" if overlap else "", value)
+    return (
+        Cell(row["head"]),
+        Cell(f"{1e3 * row['median_seconds']:.2f}", f"batch of {row['batch_size']}", "", row["median_seconds"]),
+        Cell(f"{1e3 * low:.2f} to {1e3 * high:.2f}"),
+        difference,
+    )
+
+
+def _speed(summary: Summary) -> Cell:
+    spread = "" if summary.std is None else f" ± {summary.std:,.0f}"
+    text = f"{summary.mean:,.0f}{spread}".replace(",", " ")
+    return Cell(text, f"{summary.n} seed{'s' if summary.n > 1 else ''}", "", summary.mean)

@@ -1,0 +1,277 @@
+"""The sections of a report, each built only if there are runs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from maxsep.lab.recipes import paper
+from maxsep.lab.recipes.recipe import choose_radii, validation_metric
+from maxsep.lab.report.accuracy import accuracy_tables
+from maxsep.lab.report.comparison import Entry, Method, Setting, duel
+from maxsep.lab.report.figures import (
+    accuracy_curves_figure,
+    bars_figure,
+    curves_figure,
+    frequency_figure,
+    radius_figure,
+)
+from maxsep.lab.report.model import Section
+from maxsep.lab.report.statistics import Summary
+from maxsep.lab.report.svg import Figure
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain
+
+_MOST_FIGURES = 12
+_PAPER_RADIUS = {"resnet34": 0.1, "convnet": 1.0}
+_DRAWN = ("plain", "scaled", "maxsep", "learnable_matrix", "extra_layer", "etf")
+_LEARNED = ("learnable_matrix", "extra_layer", "etf")
+
+
+def accuracy_section(settings: Sequence[Setting]) -> Section | None:
+    """Compare accuracies with the paper, with `plain` and with the control."""
+    if not settings:
+        return None
+    text = (
+        "Every gain is shown twice: over plain, as the paper does, and over scaled, a plain head multiplied by the "
+        "same radius. Only the second says what the matrix itself does.",
+    )
+    after = (paper.PATTERN,) if any(s.spec.dataset.startswith("cifar") for s in settings) else ()
+    return Section("accuracy", "Accuracy", text, tuple(accuracy_tables(settings)), after=after)
+
+
+def chosen_radii(settings: Sequence[Setting]) -> dict[str, float]:
+    """The radius that validation data chose for each head, if a search was made in exactly one setting."""
+    searched = [setting for setting in settings if len(_curves(setting)) > 0]
+    return choose_radii(_scores(searched[0])) if len(searched) == 1 else {}
+
+
+def radius_section(validation: Sequence[Setting], test: Sequence[Setting]) -> Section | None:
+    """Show accuracy against the radius: on held-out training data, and on test data where several were run."""
+    figures: list[Figure] = []
+    text: list[str] = []
+    for number, setting in enumerate(validation, 1):
+        if curves := _curves(setting):
+            chosen = choose_radii(_scores(setting))
+            figures.append(_radius_figure(f"radius-{number}", setting, curves, chosen, "held-out data"))
+            words = ", ".join(f"{radius:g} for {head}" for head, radius in chosen.items())
+            part = f"{100 * setting.spec.validation:g} %"
+            kind = "the mean accuracy of the classes" if _metric(setting) == "balanced" else "the accuracy"
+            text.append(
+                f"{setting.label}: the radius was chosen by {kind} on {part} of every training class, held out and "
+                f"never trained on; the test set was not read. Best: {words}."
+            )
+    searched = {(setting.spec.dataset, setting.spec.network) for setting in validation}
+    for number, setting in enumerate(test, 1):
+        curves = _curves(setting)
+        if curves and (setting.spec.dataset, setting.spec.network) not in searched:
+            figures.append(_radius_figure(f"radius-test-{number}", setting, curves, {}, "test data"))
+            text.append(
+                f"{setting.label}: the test accuracies of the radii that were run are shown for comparison; nothing "
+                "was chosen by them."
+            )
+    if not figures:
+        return None
+    text.insert(
+        0,
+        "The radius multiplies the logits and, squared, the step size of the last layer. One radius does not suit all "
+        "data: the paper's 0.1 was found on CIFAR.",
+    )
+    return Section("radius", "What the radius does", tuple(text), figures=tuple(figures))
+
+
+def frequency_section(settings: Sequence[Setting]) -> Section | None:
+    """Show the gain of each class over the plain head against its number of training images."""
+    figures: list[Figure] = []
+    for number, setting in enumerate(settings, 1):
+        plain = setting.entries.get(Method("plain", 1.0))
+        counts = _class_counts(plain)
+        if setting.spec.imbalance == 1 or plain is None or counts is None:
+            continue
+        for radius in _radii(setting):
+            gains = {
+                head: values
+                for head in ("scaled", "maxsep")
+                if (entry := setting.entries.get(Method(head, radius)))
+                and (values := _class_gains(entry, plain, len(counts)))
+            }
+            if gains:
+                title = f"{setting.label}, radius {radius:g}"
+                figures.append(frequency_figure(f"frequency-{number}-{len(figures)}", title, counts, gains))
+    if not figures:
+        return None
+    text = ["Test accuracy of each class minus that of the plain head, averaged over common seeds."]
+    return Section("frequency", "Gain per class against class frequency", *_first(text, figures))
+
+
+def fixed_section(settings: Sequence[Setting]) -> Section | None:
+    """Show fixed against learnable matrices as bars."""
+    wanted = [s for s in settings if any(method.head in _LEARNED for method in s.entries)]
+    figures = []
+    for number, (title, group) in enumerate(groupby(wanted, key=lambda setting: setting.title), 1):
+        bars = []
+        for setting in group:
+            found = {
+                method.head: summary
+                for method, entry in setting.entries.items()
+                if method.head != "hpn" and _is_main(setting, method) and (summary := entry.summary())
+            }
+            bars.append((setting.balance.removeprefix("imbalance "), found))
+        figures.append(bars_figure(f"fixed-{number}", title, bars))
+    if not figures:
+        return None
+    text = (
+        "The paper says that the fixed matrix beats both the same matrix trained on (learnable matrix) and an extra "
+        "trained layer; it prints a figure without numbers. Bars are means, whiskers one standard deviation.",
+        *filter(None, (duel(wanted, "maxsep", other) for other in _LEARNED)),
+    )
+    return Section("fixed", "Should the matrix be fixed?", text, figures=tuple(figures))
+
+
+def fisher_section(settings: Sequence[Setting]) -> Section | None:
+    """Tabulate the angular Fisher score with the paper's."""
+    rows: list[Row] = []
+    for setting in [s for s in settings if s.spec.network == "resnet34"] or settings:  # as the paper does
+        block: list[Row] = []
+        for method, entry in setting.entries.items():
+            summary = entry.summary("angular_fisher")
+            if summary is None or method.head not in ("plain", "scaled", "maxsep"):
+                continue
+            number = paper.fisher(setting.spec.replace(head=method.head, radius=method.radius))
+            control = None if method.head != "maxsep" or method.radius == 1 else setting.control(method)
+            spread = "" if summary.std is None else f" ± {summary.std:.4f}"
+            cells = (
+                Cell(method.label),
+                Cell(f"{method.radius:g}"),
+                EMPTY if number is None else Cell(f"{number.value:.4f}", value=number.value),
+                Cell(f"{summary.mean:.4f}{spread}", f"{summary.n} seeds", value=summary.mean),
+                gain(setting.against(method, setting.plain(method), "angular_fisher"), 1, 4, True),
+                gain(setting.against(method, control, "angular_fisher"), 1, 4, True),
+            )
+            block.append(Row(cells, setting.label if not block else ""))
+        rows += block
+    if not rows:
+        return None
+    columns = ("head", "radius", "paper", "ours", "difference to plain", "difference to scaled, same radius")
+    table = Table("fisher", "Angular Fisher score", columns, tuple(rows), "Lower is better.", 1)
+    text = (
+        "Spread of the features within classes over the spread of class means, both in angle, on test features before "
+        "the head. Lower is better. The paper does not say which features it used.",
+    )
+    return Section("fisher", "Angular Fisher score", text, (table,))
+
+
+def curves_section(settings: Sequence[Setting]) -> Section | None:
+    """Show training loss and accuracy over the epochs, for the first seed that all methods share."""
+    figures: list[Figure] = []
+    for number, setting in enumerate(settings, 1):
+        histories, heads = _histories(setting)
+        if not histories or max(map(len, histories.values())) < 2:
+            continue
+        title = setting.label + _radius_suffix(setting)
+        figures.append(curves_figure(f"loss-{number}", title, histories, heads))
+        accuracy = accuracy_curves_figure(f"curve-{number}", title, histories, heads)
+        figures += [] if accuracy is None else [accuracy]
+    if not figures:
+        return None
+    text = ["One seed for each head, the lowest that all of them share."]
+    return Section("curves", "Training curves", *_first(text, figures))
+
+
+def _first(text: list[str], figures: list[Figure]) -> tuple[tuple[str, ...], tuple[Table, ...], tuple[Figure, ...]]:
+    """Keep a page readable: the first figures, and a sentence that says so."""
+    if len(figures) > _MOST_FIGURES:
+        text.append(f"The first {_MOST_FIGURES} of {len(figures)} figures are shown; the run folders hold the others.")
+    return tuple(text), (), tuple(figures[:_MOST_FIGURES])
+
+
+def _curves(setting: Setting) -> dict[str, list[tuple[float, Summary]]]:
+    """Accuracy by radius of the heads that were run at three radii or more."""
+    curves: dict[str, list[tuple[float, Summary]]] = {"scaled": [], "maxsep": []}
+    metric = _metric(setting)
+    for method, entry in setting.entries.items():
+        head = "scaled" if method == Method("plain", 1.0) else method.head
+        if head in curves and method.loss == "cross_entropy" and (summary := entry.summary(metric)):
+            curves[head].append((method.radius, summary))
+    return {head: sorted(points, key=lambda p: p[0]) for head, points in curves.items() if len(points) >= 3}
+
+
+def _scores(setting: Setting) -> dict[tuple[str, float], list[float]]:
+    curves = _curves(setting)
+    return {(head, radius): [summary.mean] for head, points in curves.items() for radius, summary in points}
+
+
+def _radius_figure(
+    id: str,
+    setting: Setting,
+    curves: Mapping[str, Sequence[tuple[float, Summary]]],
+    chosen: Mapping[str, float],
+    where: str,
+) -> Figure:
+    plain = setting.entries.get(Method("plain", 1.0))
+    kind = "mean accuracy of classes" if _metric(setting) == "balanced" else "accuracy"
+    return radius_figure(id, curves, plain.summary(_metric(setting)) if plain else None, chosen, f"{kind} on {where}")
+
+
+def _metric(setting: Setting) -> str:
+    return validation_metric(setting.spec.imbalance) if setting.spec.validation else "top1"
+
+
+def _class_counts(entry: Entry | None) -> list[int] | None:
+    for record in () if entry is None else entry.records.values():
+        counts = record.metrics.get("class_counts")
+        if counts and all(isinstance(count, int) and count > 0 for count in counts):
+            return list(counts)
+    return None
+
+
+def _class_gains(entry: Entry, plain: Entry, num_classes: int) -> list[float] | None:
+    rows = []
+    for seed in sorted(set(entry.records) & set(plain.records)):
+        ours = entry.records[seed].metrics.get("per_class")
+        theirs = plain.records[seed].metrics.get("per_class")
+        if ours and theirs and len(ours) == len(theirs) == num_classes and None not in [*ours, *theirs]:
+            rows.append([a - b for a, b in zip(ours, theirs, strict=True)])
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)] if rows else None
+
+
+def main_radius(setting: Setting) -> float:
+    """The radius to show where a figure has room for one: the chosen, the paper's, or else the first.
+
+    Never the best on test data: that would be a choice by test data.
+    """
+    radii = [method.radius for method in setting.entries if method.head == "maxsep"]
+    for wanted in (setting.focus, _PAPER_RADIUS.get(setting.spec.network)):
+        if wanted in radii:
+            return float(wanted or 1.0)
+    return radii[0] if radii else 1.0
+
+
+def _radii(setting: Setting) -> list[float]:
+    """The radii at which the matrix was run, the main one first."""
+    main = main_radius(setting)
+    return sorted({m.radius for m in setting.entries if m.head == "maxsep"}, key=lambda r: (r != main, -r))
+
+
+def _is_main(setting: Setting, method: Method) -> bool:
+    if method.head == "scaled":
+        return method.radius == main_radius(setting)
+    others = [m for m in setting.entries if m.head == method.head]
+    return len(others) == 1 or method.radius == main_radius(setting)
+
+
+def _radius_suffix(setting: Setting) -> str:
+    radius = main_radius(setting)
+    return f", radius {radius:g}"
+
+
+def _histories(setting: Setting) -> tuple[dict[str, Sequence[dict[str, object]]], dict[str, str]]:
+    """The logs of one seed for each head whose loss is comparable, and the head of each label."""
+    entries = [
+        entry
+        for method, entry in setting.entries.items()
+        if _is_main(setting, method) and method.head in _DRAWN and method.loss == "cross_entropy"
+    ]
+    common = set.intersection(*(set(entry.records) for entry in entries)) if entries else set()
+    logs = {entry.method.head: entry.records[min(common)].history for entry in entries} if common else {}
+    shown = {head.replace("_", " "): lines for head, lines in logs.items() if lines}
+    return dict(shown), {label: label.replace(" ", "_") for label in shown}

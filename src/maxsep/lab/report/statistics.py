@@ -1,0 +1,101 @@
+"""Mean, spread and a paired test: whether a difference is more than the noise of seeds."""
+
+from __future__ import annotations
+
+import statistics as _statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+MIN_SEEDS = 3
+LEVEL = 0.05
+TEST = "paired two-sided t-test over common seeds (scipy.stats.ttest_rel)"
+_FLAT = 1e-9
+"""Differences that vary less than this do not vary: the t statistic would divide by rounding error."""
+
+Verdict = Literal["more than noise", "noise", "not testable", "identical"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mean with its sample standard deviation (n - 1), which one value does not have."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A difference of means over common seeds and what a test says about it."""
+
+    difference: float
+    n: int
+    p: float | None
+    verdict: Verdict
+    reason: str = ""
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Mean, sample standard deviation and number of values.
+
+    >>> summarise([1.0, 2.0, 3.0])
+    Summary(mean=2.0, std=1.0, n=3)
+    """
+    if not values:
+        raise ValueError("cannot summarise no values; give at least one.")
+    std = _statistics.stdev(values) if len(values) > 1 else None
+    return Summary(_statistics.fmean(values), std, len(values))
+
+
+def compare(values: Mapping[int, float], reference: Mapping[int, float]) -> Comparison | None:
+    """Compare two arms seed by seed with a paired two-sided t-test.
+
+    Fewer than three common seeds are `not testable`: no p-value is made up. Differences that are the same for every
+    seed leave the t statistic undefined, which is said instead of a p-value of zero. None without a common seed.
+
+    Args:
+        values: A value for each seed.
+        reference: The same for the arm to compare with.
+
+    >>> compare({0: 0.80, 1: 0.81}, {0: 0.70, 1: 0.73}).verdict
+    'not testable'
+    >>> compare({0: 0.80, 1: 0.81, 2: 0.79}, {0: 0.70, 1: 0.73, 2: 0.70}).verdict
+    'more than noise'
+    """
+    seeds = sorted(set(values) & set(reference))
+    if not seeds:
+        return None
+    differences = [values[seed] - reference[seed] for seed in seeds]
+    mean = _statistics.fmean(differences)
+    if len(seeds) < MIN_SEEDS:
+        count = f"{len(seeds)} common seed{'s' if len(seeds) > 1 else ''}"
+        return Comparison(mean, len(seeds), None, "not testable", f"{count}, at least {MIN_SEEDS} needed")
+    if max(differences) - min(differences) <= _FLAT:
+        if abs(mean) <= _FLAT:
+            return Comparison(0.0, len(seeds), None, "identical", "the same value for every seed")
+        return Comparison(mean, len(seeds), None, "not testable", "the difference is the same for every seed")
+    p = _paired_p([values[seed] for seed in seeds], [reference[seed] for seed in seeds])
+    return Comparison(mean, len(seeds), p, "more than noise" if p < LEVEL else "noise")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for their number by Holm's step-down method, in the order given.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def _paired_p(values: Sequence[float], reference: Sequence[float]) -> float:
+    try:
+        from scipy.stats import ttest_rel
+    except ImportError as error:
+        raise ImportError('the paired test needs scipy: pip install "maxsep[train]"') from error
+    return float(ttest_rel(values, reference).pvalue)

@@ -1,0 +1,158 @@
+"""Tables as data: what they say, apart from how a page, a text or a file shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from maxsep.lab.report.statistics import Comparison, Summary
+
+Tone = Literal["", "up", "down", "muted", "strong"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, a smaller second line, its number for machines, and footnotes."""
+
+    text: str
+    detail: str = ""
+    tone: Tone = ""
+    value: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of cells; `group` names the block of rows it opens."""
+
+    cells: tuple[Cell, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption; numbers are aligned from the column `numeric_from` on."""
+
+    id: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    caption: str = ""
+    numeric_from: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse rows that do not fit the columns."""
+        for row in self.rows:
+            if len(row.cells) != len(self.columns):
+                raise ValueError(
+                    f"table {self.id!r} has {len(self.columns)} columns, but a row has {len(row.cells)} cells. "
+                    "Give every row a cell for each column."
+                )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All footnotes in the order of their first use."""
+        return tuple(dict.fromkeys(note for row in self.rows for cell in row.cells for note in cell.notes))
+
+    def marks(self, cell: Cell) -> str:
+        """The footnote numbers of a cell.
+
+        >>> Table("t", "T", ("a",), (Row((Cell("1", notes=("why",)),)),)).marks(Cell("", notes=("why",)))
+        '1'
+        """
+        return ", ".join(str(self.notes.index(note) + 1) for note in cell.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        rows, group = [], ""
+        for row in self.rows:
+            group = row.group or group
+            cells = [{"text": c.text, "detail": c.detail, "value": c.value, "notes": list(c.notes)} for c in row.cells]
+            rows.append({"group": group, "cells": cells})
+        return {"id": self.id, "title": self.title, "columns": list(self.columns), "rows": rows}
+
+    def to_markdown(self) -> str:
+        """A Markdown table with its footnotes below."""
+        numeric = ["---:" if i >= self.numeric_from else "---" for i in range(len(self.columns))]
+        lines = [_line(self.columns), _line(numeric)]
+        for row in self.rows:
+            if row.group:
+                lines.append(_line([f"**{row.group}**", *[""] * (len(self.columns) - 1)]))
+            lines.append(_line([self._markdown_cell(cell) for cell in row.cells]))
+        lines += [f"\n{number}. {note}" for number, note in enumerate(self.notes, 1)]
+        return "\n".join(lines)
+
+    def _markdown_cell(self, cell: Cell) -> str:
+        text = f"**{cell.text}**" if cell.tone == "strong" else cell.text
+        mark = f" [{self.marks(cell)}]" if cell.notes else ""
+        detail = f" ({cell.detail})" if cell.detail else ""
+        return f"{text}{detail}{mark}"
+
+
+EMPTY = Cell("\N{EN DASH}", tone="muted")
+
+
+def percent(summary: Summary | None, tone: Tone = "") -> Cell:
+    """Mean and spread of fractions as percent, with the number of seeds.
+
+    >>> percent(Summary(0.5, 0.01, 3)).text
+    '50.00 ± 1.00'
+    """
+    if summary is None:
+        return EMPTY
+    spread = "" if summary.std is None else f" ± {100 * summary.std:.2f}"
+    seeds = f"{summary.n} seed{'s' if summary.n > 1 else ''}"
+    return Cell(f"{100 * summary.mean:.2f}{spread}", seeds, tone, 100 * summary.mean)
+
+
+def gain(comparison: Comparison | None, scale: float = 100, digits: int = 2, less_is_better: bool = False) -> Cell:
+    """A difference with the verdict of the test below it; only what is more than noise is coloured.
+
+    >>> gain(Comparison(0.05, 3, 0.01, "more than noise")).text
+    '+5.00'
+    """
+    if comparison is None:
+        return EMPTY
+    better = (comparison.difference < 0) if less_is_better else (comparison.difference > 0)
+    tone: Tone = "muted"
+    if comparison.verdict == "more than noise":
+        tone = "up" if better else "down"
+    value = comparison.difference * scale
+    return Cell(signed(value, digits), verdict_text(comparison), tone, value)
+
+
+def verdict_text(comparison: Comparison) -> str:
+    """What the test says, in a few words.
+
+    >>> verdict_text(Comparison(0.05, 2, None, "not testable"))
+    'not testable'
+    """
+    if comparison.p is None:
+        return comparison.verdict
+    return f"{comparison.verdict}, {p_text(comparison.p)}"
+
+
+def p_text(p: float) -> str:
+    """A p-value to two digits, never as zero.
+
+    >>> p_text(0.0321), p_text(1e-9)
+    ('p = 0.032', 'p < 0.001')
+    """
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with its sign, with a true minus.
+
+    >>> signed(-1.5), signed(0.0)
+    ('−1.50', '0.00')
+    """
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

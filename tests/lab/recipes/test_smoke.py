@@ -1,0 +1,69 @@
+"""Every recipe for real, on a CPU: one epoch, a handful of images in the official format, the engine's own loop.
+
+Later cases read the runs of earlier ones, so the file runs in one process (`--dist loadfile`).
+"""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from maxsep.lab import grid, recipes
+from maxsep.lab.report import render
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for part in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        images = rng.integers(0, 256, (40, 3072), dtype=np.uint8)
+        batch = {"data": images, "labels": [i % 10 for i in range(40)]}
+        (folder / part).write_bytes(pickle.dumps(batch, protocol=2))
+    names = {"label_names": [f"class {i}" for i in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoke") / "runs"
+    yield folder
+    shutil.rmtree(folder)  # a gigabyte of weights that nobody will read
+
+
+TAIL = "dataset=cifar10,imbalance=0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "new"),
+    [
+        ("table1", TAIL, 7),
+        ("errorbars", TAIL, 0),
+        ("frequency", TAIL, 0),
+        ("fisher", TAIL, 0),
+        ("fixed", TAIL, 3),
+        ("prototypes", TAIL, 2),
+        ("runtime", "dataset=cifar10,network=convnet", 3),
+        ("demo", None, 15),
+    ],
+)
+def test_recipe(data, runs, name, only, new):
+    limits = {"seeds": 1, "epochs": 1, "max_train": 12, "max_test": 10}
+    if name == "demo":
+        limits = {"seeds": 1, "epochs": 1}
+    summary = grid.reproduce(recipes.get(name), only=only, runs=runs, data_root=data, **limits)
+    assert summary.failed == []
+    assert len(summary.finished) >= new if name == "demo" else len(summary.finished) == new
+    assert summary.status == 0
+
+
+def test_and_its_report(runs, tmp_path):
+    text = render(runs, tmp_path).read_text()
+    for section in ("accuracy", "radius", "fixed", "prototypes", "twin", "runtime", "frequency", "fisher"):
+        assert f'<section id="{section}">' in text, section
+    assert "not testable" in text
+    assert "not the same experiment" in text

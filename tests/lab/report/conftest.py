@@ -1,0 +1,149 @@
+"""Run folders as the engine writes them, with made-up numbers that follow a seeded rule."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from maxsep.lab import recipes
+from maxsep.lab.report import render
+from maxsep.lab.spec import RunSpec
+
+
+def accuracy(spec: RunSpec, rng: random.Random) -> float:
+    base = 0.92 - 0.12 * -math.log10(spec.imbalance)
+    bonus = {"plain": 0.0, "scaled": 0.03, "maxsep": 0.035, "hpn": -0.02}.get(spec.head, 0.01)
+    penalty = 0.05 * abs(math.log10(spec.radius) - 0.5) if spec.radius != 1 else 0.02
+    return min(0.99, max(0.05, base + bonus - penalty + rng.gauss(0, 0.004)))
+
+
+def write_run(runs: Path, spec: RunSpec, /, top1: float | None = None, **changes) -> Path:
+    rng = random.Random(spec.name)
+    top1 = accuracy(spec, rng) if top1 is None else top1
+    classes = 100 if spec.dataset == "cifar100" else 10
+    counts = [max(2, int(500 * spec.imbalance ** (i / (classes - 1)))) for i in range(classes)]
+    folder = runs / spec.name
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+    shown = min(spec.epochs, 20)
+    lines = [
+        {
+            "epoch": epoch,
+            "learning_rate": 0.1,
+            "train_loss": 2.3 * math.exp(-3 * (epoch + 1) / shown) + 0.02 * rng.random(),
+            "seconds": 0.1,
+            **({"top1": top1 * (1 - math.exp(-4 * (epoch + 1) / shown))} if epoch % 4 == 3 else {}),
+        }
+        for epoch in range(shown)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    per_class = [max(0.0, min(1.0, top1 - 0.2 * i / classes + rng.gauss(0, 0.03))) for i in range(classes)]
+    result = {
+        "schema": 1,
+        "name": spec.name,
+        "spec": spec.to_dict(),
+        "metrics": {
+            "top1": top1,
+            "top5": min(1.0, top1 + 0.1),
+            "loss": 1 - top1,
+            "ece": 0.05,
+            "balanced": top1,
+            "per_class": per_class,
+            "best_top1": top1,
+            "best_epoch": spec.epochs - 1,
+            "train_loss": lines[-1]["train_loss"],
+            "angular_fisher": 1 - top1,
+            "class_counts": counts,
+            "num_train": sum(counts),
+            "num_test": 1000,
+            "parameters": 12345,
+        },
+        "execution": {"device": "cpu", "compile": False},
+        "versions": {"maxsep": "0.1.0", "python": "3.12.3", "torch": "2.13.0"},
+        "hardware": {"device": "cpu", "cpu": "an example processor", "threads": 2},
+        "seconds": 12.5,
+        "images_per_second": 1000.0 + rng.random() * 20,
+        "started": "2026-01-01T00:00:00+00:00",
+        "finished": "2026-01-01T00:00:12+00:00",
+        "resumed": 0,
+        **changes,
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def write_all(runs: Path, specs: list[RunSpec]) -> Path:
+    for spec in specs:
+        if not (runs / spec.name).exists():
+            write_run(runs, spec)
+    return runs
+
+
+@pytest.fixture
+def run_folder():
+    """Write one made-up run folder: `run_folder(runs, spec, top1=None, **changes_of_result)`."""
+    return write_run
+
+
+@pytest.fixture
+def run_folders():
+    """Write a made-up run folder for each spec."""
+    return write_all
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory):
+    """A folder with the demo's runs, a slice of the paper's, a twin, weights, timings and three bad folders."""
+    runs = tmp_path_factory.mktemp("everything") / "runs"
+    demo = recipes.get("demo")
+    specs = demo.specs()
+    write_all(runs, [*specs, *demo.final_specs({"maxsep": 3.0, "scaled": 1.0}, specs)])
+    for name, only in (("table1", "dataset=cifar10,imbalance=1|0.02"), ("fixed", "dataset=cifar100,imbalance=1")):
+        write_all(runs, recipes.get(name).specs(only=only))
+    write_all(runs, recipes.get("prototypes").specs(only="dataset=cifar10,imbalance=1"))
+    write_all(runs, recipes.get("runtime").specs(only="dataset=cifar10"))
+    write_weights(runs, "cifar10-resnet34-hpn-s123", "head.prototypes", 9)
+    write_weights(runs, "digits-lt0.02-mlp-plain-s0", "head.weight", 16)
+    write_bad_folders(runs)
+    rows = [
+        {
+            "dataset": "cifar10",
+            "network": "resnet34",
+            "head": head,
+            "batch_size": 512,
+            "repeats": 15,
+            "median_seconds": 0.012 + 0.0001 * place,
+            "quartiles": [0.0115, 0.0125],
+            "images_per_second": 512 / 0.012,
+        }
+        for place, head in enumerate(("plain", "scaled", "maxsep"))
+    ]
+    (runs / "timing.json").write_text(json.dumps({"schema": 1, "device": "cpu", "rows": rows}))
+    return runs
+
+
+@pytest.fixture(scope="session")
+def page(everything, tmp_path_factory):
+    """The report of everything, rendered once."""
+    return render(everything, tmp_path_factory.mktemp("page"), title="A <b>bold</b> & fine title")
+
+
+def write_weights(runs: Path, start: str, key: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for folder in runs.glob(f"{start}-*"):
+        save_file({key: torch.randn(10, width, generator=generator)}, folder / "weights.safetensors")
+
+
+def write_bad_folders(runs: Path) -> None:
+    started = RunSpec(dataset="cifar10", network="resnet34", epochs=200, seed=7)
+    (runs / "started").mkdir()
+    (runs / "started" / "spec.json").write_text(json.dumps(started.to_dict()))
+    (runs / "started" / "metrics.jsonl").write_text('{"epoch": 0, "train_loss": 2.0}\n')
+    (runs / "failed").mkdir()
+    (runs / "failed" / "failure.json").write_text('{"error": "RuntimeError: out of memory <b>here</b>"}')
+    (runs / "broken").mkdir()
+    (runs / "broken" / "result.json").write_text('{"spec": ')

@@ -1,0 +1,73 @@
+from maxsep.lab.report.collect import collect
+from maxsep.lab.report.comparison import Method, dataset_label, distinctions, duel, network_label, settings_of
+from maxsep.lab.spec import RunSpec, options
+
+
+def arms(base, **fields):
+    heads = (("plain", 1.0), ("scaled", 0.1), ("maxsep", 0.1), ("maxsep", 1.0))
+    return [base.replace(head=head, radius=radius, **fields) for head, radius in heads]
+
+
+def test_runs_that_differ_in_more_than_the_head_are_not_compared(tmp_path, run_folders):
+    base = RunSpec(head="plain")
+    run_folders(tmp_path, [*arms(base), *arms(base, epochs=5), *arms(base, imbalance=0.1), *arms(base, seed=1)])
+    settings = settings_of(collect(tmp_path).records)
+    assert len(settings) == 3
+    assert all(len(setting.entries) == 4 for setting in settings)
+    full = next(s for s in settings if s.spec.epochs == 20 and s.spec.imbalance == 1)
+    assert all(sorted(entry.records) == [0, 1] for entry in full.entries.values())
+    labels = distinctions(settings)
+    assert labels[full.spec] == "epochs 20"
+
+
+def test_the_control_has_the_same_radius_and_loss(tmp_path, run_folders):
+    run_folders(tmp_path, arms(RunSpec(head="plain")))
+    (setting,) = settings_of(collect(tmp_path).records)
+    assert setting.control(Method("maxsep", 0.1)).method == Method("scaled", 0.1)
+    assert setting.control(Method("maxsep", 1.0)).method == Method("plain", 1.0)
+    assert setting.control(Method("maxsep", 0.3)) is None
+    assert setting.control(Method("hpn", 0.1, (), "squared_cosine")) is None
+    assert setting.plain(Method("hpn", 1.0, (), "squared_cosine")).method == Method("plain", 1.0)
+    assert setting.against(Method("plain", 1.0), setting.plain(Method("plain", 1.0))) is None
+
+
+def test_rows_come_as_pairs_after_plain(tmp_path, run_folders):
+    extra = [RunSpec(head="etf"), RunSpec(head="scaled", radius=3.0), RunSpec(head="learnable_matrix", radius=0.1)]
+    run_folders(tmp_path, [*extra, *arms(RunSpec(head="plain"))])
+    (setting,) = settings_of(collect(tmp_path).records)
+    assert [(m.head, m.radius) for m in setting.entries] == [
+        ("plain", 1.0),
+        ("scaled", 3.0),
+        ("maxsep", 1.0),
+        ("scaled", 0.1),
+        ("maxsep", 0.1),
+        ("learnable_matrix", 0.1),
+        ("etf", 1.0),
+    ]
+
+
+def test_a_run_of_scaled_at_radius_one_counts_as_plain():
+    assert Method.of(RunSpec(head="scaled")) == Method("plain", 1.0)
+
+
+def test_a_duel_counts_what_the_tests_say(tmp_path, run_folder):
+    for seed, shift in enumerate((0.0, 0.004, -0.003)):
+        for head, mean in (("maxsep", 0.7), ("etf", 0.5), ("extra_layer", 0.7)):
+            wiggle = shift if head == "etf" else -shift if head == "maxsep" else 0.0
+            run_folder(tmp_path, RunSpec(head=head, seed=seed), top1=mean + wiggle)
+    settings = settings_of(collect(tmp_path).records)
+    assert duel(settings, "maxsep", "etf") == (
+        "maxsep against etf, 1 comparison: 1 better and 0 worse by more than seed noise, 0 not told apart, "
+        "0 not testable."
+    )
+    assert "0 better and 1 worse" in duel(settings, "etf", "maxsep")
+    assert "extra layer, 1 comparison: 0 better and 0 worse" in duel(settings, "maxsep", "extra_layer")
+    assert duel(settings, "maxsep", "hpn") == ""
+
+
+def test_labels():
+    assert Method("hpn", 0.1, options(normalise=False)).full_label == "hpn (normalise=False), radius 0.1"
+    assert Method("hpn", 1.0, (), "squared_cosine").full_label == "hpn (squared cosine)"
+    assert dataset_label("folder:/a/b/birds/") == "birds"
+    assert dataset_label("something") == "something"
+    assert network_label("timm/vit") == "timm/vit"

@@ -1,0 +1,92 @@
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from maxsep.lab.report import figures, geometry, vectors
+from maxsep.lab.report.statistics import Summary
+from maxsep.lab.report.svg import canvas, finish
+
+HISTORY = [{"epoch": epoch, "train_loss": 2.0 / (epoch + 1), "top1": 0.1 * epoch} for epoch in range(5)]
+
+
+def draw():
+    point = Summary(0.7, 0.01, 3)
+    curve = [(0.1, point), (1.0, Summary(0.8, None, 1)), (3.0, point)]
+    yield figures.radius_figure("radius", {"scaled": curve, "maxsep": curve}, point, {"maxsep": 1.0}, "accuracy")
+    yield figures.frequency_figure("frequency", "T", [500, 50, 5], {"maxsep": [0.0, 0.1, 0.2]})
+    yield figures.frequency_figure("crowd", "T", list(range(1, 101)), {"maxsep": [0.1] * 100, "scaled": [0.0] * 100})
+    yield figures.bars_figure("bars", "T", [("balanced", {"plain": point, "etf": point}), ("0.1", {"plain": point})])
+    heads = {"plain": "plain", "maxsep": "maxsep"}
+    yield figures.curves_figure("loss", "T", {"plain": HISTORY, "maxsep": HISTORY}, heads)
+    yield figures.accuracy_curves_figure("accuracy", "T", {"plain": HISTORY}, heads)
+    yield geometry.plane_figure()
+    yield geometry.space_figure()
+    yield geometry.ideal_angle_figure()
+    yield geometry.angles_figure("angles", "T", {"plain": [80.0, 90.0, 100.0], "maxsep": [96.4] * 3}, 96.4)
+    yield geometry.twin_figure([2.0, 1.0], [2.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return list(draw())
+
+
+def test_every_figure_is_sound_svg_with_words(drawn):
+    for figure in drawn:
+        ET.fromstring(figure.file)
+        assert len(figure.alt) > 30
+        assert 'role="img"' in figure.inline
+        assert "DejaVu" not in figure.svg
+        assert "<metadata" not in figure.svg
+
+
+def test_no_figure_reaches_for_the_network(drawn):
+    for figure in drawn:
+        links = re.findall(r"(?:href|src|url)\s*[=(]\s*['\"]?([^'\") >]+)", figure.inline)
+        assert all(link.startswith("#") for link in links), figure.id
+
+
+def test_identifiers_are_unique_on_a_page(drawn):
+    found = [name for figure in drawn for name in re.findall(r'\bid="([^"]+)"', figure.inline)]
+    assert len(found) == len(set(found))
+
+
+def test_colours_follow_the_page(drawn):
+    for figure in drawn:
+        assert "var(--" in figure.inline
+        assert not re.search(r"#(?:000000|ffffff)\b", figure.inline), figure.id
+
+
+def test_drawing_twice_gives_the_same_bytes():
+    assert geometry.plane_figure().svg == geometry.plane_figure().svg
+
+
+def test_a_script_in_a_label_stays_text():
+    with canvas() as (figure, axes):
+        axes.set_title("<script>alert(1)</script>")
+        text = finish(figure, "x", "", "", '"><script>').inline
+    assert "<script>" not in text
+
+
+def test_a_curve_needs_two_points():
+    assert figures.accuracy_curves_figure("a", "T", {"plain": HISTORY[:1]}, {"plain": "plain"}) is None
+
+
+def test_twins_of_unequal_length():
+    with pytest.raises(ValueError, match="curves of equal length, got 2 and 1 values"):
+        geometry.twin_figure([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="got 0 and 0"):
+        geometry.twin_figure([], [])
+
+
+def test_twin_says_how_far_the_curves_are_apart():
+    assert "2.5e-01" in geometry.twin_figure([2.0, 1.0], [2.0, 0.75]).caption
+
+
+def test_angles_of_the_simplex():
+    from maxsep.simplex import simplex
+
+    angles = vectors.pairwise_angles(simplex(10).T.tolist())
+    assert len(angles) == 45
+    assert max(abs(angle - 96.3794) for angle in angles) < 1e-3

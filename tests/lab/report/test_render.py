@@ -1,0 +1,93 @@
+import json
+import re
+
+import pytest
+
+from maxsep.lab.report import render
+from maxsep.lab.report.collect import collect
+from maxsep.lab.report.render import build
+from maxsep.lab.spec import RunSpec
+
+
+def test_three_forms_of_one_report(page):
+    html = page.read_text()
+    markdown = page.with_name("report.md").read_text()
+    data = json.loads(page.with_name("report.json").read_text())
+    assert data["finding"]["headline"] in markdown
+    for text in ("95.09", "5 runs: 96.12 ± 0.19", "= plain", "Angular Fisher score", "maxsep reproduce table1"):
+        assert text in html, text
+        assert text in markdown, text
+    assert data["chosen_radii"].keys() == {"scaled", "maxsep"}
+    assert {problem["kind"] for problem in data["problems"]} == {"unfinished", "failed", "broken"}
+    assert "ttest_rel" in data["test"]
+    assert len(data["runs"]) == len(set(data["runs"])) > 50
+
+
+def test_every_section_is_there(page):
+    found = re.findall(r'<section id="([^"]+)"', page.read_text())
+    wanted = "problems accuracy radius frequency fixed fisher prototypes twin geometry curves runtime"
+    assert found == [*wanted.split(), "provenance", "definitions"]
+
+
+def test_figures_are_files_too(page):
+    names = {path.stem for path in (page.parent / "figures").glob("*.svg")}
+    markdown = page.with_name("report.md").read_text()
+    assert names == set(re.findall(r"\]\(figures/([^)]+)\.svg\)", markdown))
+    assert {"plane", "space", "radius-1"} <= names
+
+
+def test_what_comes_from_outside_is_escaped(page):
+    html = page.read_text()
+    assert "<b>" not in html
+    assert "A &lt;b&gt;bold&lt;/b&gt; &amp; fine title" in html
+    assert "out of memory &lt;b&gt;here&lt;/b&gt;" in html
+
+
+def test_the_page_needs_nothing_else(page):
+    html = page.read_text()
+    assert not re.search(r"""(?:src|href)=["'](?!#|data:,)""", html)
+    assert "@import" not in html
+    assert "<script" not in html
+
+
+def test_short_timing_runs_stay_out_of_the_accuracy_tables(page):
+    data = json.loads(page.with_name("report.json").read_text())
+    accuracy = [table for table in data["tables"] if table["id"].startswith("accuracy")]
+    assert "these runs 5" not in json.dumps(accuracy)
+    assert any(table["id"] == "training-speed" for table in data["tables"])
+
+
+def test_angular_spread_of_prototypes_is_read_from_the_weights(page):
+    data = json.loads(page.with_name("report.json").read_text())
+    (table,) = (table for table in data["tables"] if table["id"] == "prototypes")
+    optimised, closed = table["rows"]
+    assert optimised["cells"][2]["value"] > 1
+    assert closed["cells"][1]["text"] == "96.38"
+    assert closed["cells"][2]["value"] == pytest.approx(0, abs=1e-9)
+
+
+def test_given_commands_are_shown(tmp_path, run_folder):
+    run_folder(tmp_path, RunSpec())
+    report = build(collect(tmp_path), commands=["maxsep compare birds"])
+    assert report.commands == ("maxsep compare birds",)
+
+
+def test_a_folder_of_problems_alone_still_makes_a_report(tmp_path):
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "result.json").write_text("{}")
+    html = render(tmp_path / "runs", tmp_path / "out").read_text()
+    assert "Nothing to compare yet" in html
+    assert "result.json has no field &#39;spec&#39;" in html
+
+
+def test_no_runs_at_all(tmp_path):
+    with pytest.raises(ValueError, match="there are no runs in"):
+        render(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("module", "extra"), [("jinja2", "report"), ("matplotlib", "report")])
+def test_a_missing_package_is_named(tmp_path, run_folder, monkeypatch, module, extra):
+    run_folder(tmp_path, RunSpec())
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(ImportError, match=rf'pip install "maxsep\[{extra}\]"'):
+        render(tmp_path, tmp_path / "out")

@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+from maxsep.lab.estimate import MARGIN, Estimator, num_train
+from maxsep.lab.spec import Execution, RunSpec
+
+CPU = Execution(device="cpu")
+SPEC = RunSpec(dataset="cifar10", network="resnet34", epochs=10)
+
+
+def finish(runs, spec, seconds, device="cpu", images=50_000):
+    folder = runs / spec.name
+    folder.mkdir(parents=True)
+    result = {
+        "spec": spec.to_dict(),
+        "metrics": {"num_train": images},
+        "seconds": seconds,
+        "hardware": {"device": device},
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "imbalance", "count"),
+    [
+        ("cifar10", 1.0, 50_000),
+        ("cifar10", 0.2, 25_423),
+        ("cifar10", 0.1, 20_431),
+        ("cifar10", 0.02, 13_996),
+        ("cifar10", 0.01, 12_406),
+        ("cifar100", 0.1, 19_573),
+        ("cifar100", 0.01, 10_847),
+    ],
+)
+def test_images_of_the_long_tails(dataset, imbalance, count):
+    assert num_train(RunSpec(dataset=dataset, imbalance=imbalance)) == count
+
+
+def test_limits_and_hold_out_count():
+    assert num_train(SPEC.replace(max_train=100)) == 100
+    assert num_train(SPEC.replace(validation=0.1)) == 45_000
+    assert num_train(RunSpec(dataset="folder:birds")) > 0
+
+
+def test_a_guess_until_something_was_measured(tmp_path):
+    estimator = Estimator(tmp_path / "none", CPU)
+    guess = estimator.estimate(SPEC)
+    assert guess.basis == "a first guess"
+    assert guess.seconds > 10 * Estimator(tmp_path, Execution(device="cuda")).estimate(SPEC).seconds
+    assert estimator.estimate(SPEC.replace(network="timm/unheard_of")).seconds > 0
+
+
+def test_measured_speed_replaces_the_guess(tmp_path):
+    estimator = Estimator(tmp_path, CPU)
+    finish(tmp_path, SPEC.replace(seed=1), seconds=100.0)
+    assert estimator.estimate(SPEC).basis == "a first guess"
+    estimator.refresh()
+    found = estimator.estimate(SPEC)
+    assert found.seconds == pytest.approx(100 * MARGIN)
+    assert found.basis == "1 runs of the same setting"
+    half = estimator.estimate(SPEC.replace(epochs=5, dataset="cifar100"))
+    assert half.seconds == pytest.approx(50 * MARGIN)
+    assert half.basis == "1 runs of the same network"
+
+
+def test_a_run_on_another_kind_of_device_predicts_nothing(tmp_path):
+    finish(tmp_path, SPEC.replace(seed=1), seconds=1.0, device="NVIDIA H200")
+    assert Estimator(tmp_path, CPU).estimate(SPEC).basis == "a first guess"
+    assert Estimator(tmp_path, Execution(device="cuda")).estimate(SPEC).basis == "1 runs of the same setting"
+
+
+def test_a_started_run_counts_what_is_left(tmp_path):
+    finish(tmp_path, SPEC.replace(seed=1), seconds=100.0)
+    folder = tmp_path / SPEC.name
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"epoch": 0}\n' * 8)
+    assert Estimator(tmp_path, CPU).estimate(SPEC).seconds == pytest.approx(20 * MARGIN)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": {"epochs": 0}}'])
+def test_a_broken_record_is_passed_over(tmp_path, text):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "result.json").write_text(text)
+    assert Estimator(tmp_path, CPU).estimate(SPEC).basis == "a first guess"

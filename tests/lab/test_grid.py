@@ -1,0 +1,228 @@
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from maxsep.lab import grid, recipes
+from maxsep.lab.spec import Execution, RunSpec
+
+SPECS = [
+    RunSpec(head=head, radius=0.1 if head != "plain" else 1.0, seed=s) for s in (0, 1) for head in ("plain", "maxsep")
+]
+CPU = Execution(device="cpu")
+
+
+class Clock:
+    """Time that passes only when a run says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Trainer:
+    """Stands in for the engine: writes a result and lets time pass."""
+
+    def __init__(self, clock=None, seconds=10.0, fails=(), score=lambda spec: 0.5):
+        self.clock, self.seconds, self.fails, self.score = clock or Clock(), seconds, fails, score
+        self.trained = []
+
+    def __call__(self, spec, *, data_root, runs, execution, progress):
+        self.trained.append(spec)
+        self.clock.now += self.seconds
+        if spec in self.fails:
+            raise RuntimeError("the loss is not finite")
+        folder = Path(runs) / spec.name
+        folder.mkdir(parents=True, exist_ok=True)
+        metrics = {"top1": self.score(spec), "balanced": self.score(spec), "num_train": 1196}
+        result = {"spec": spec.to_dict(), "metrics": metrics, "seconds": self.seconds, "hardware": {"device": "cpu"}}
+        (folder / "result.json").write_text(json.dumps(result))
+        return folder
+
+
+def start(runs, trainer, specs=SPECS, **options):
+    return grid.run(specs, runs=runs, train=trainer, clock=trainer.clock, execution=CPU, **options)
+
+
+def test_a_finished_run_is_never_trained_again(tmp_path):
+    trainer = Trainer()
+    first = start(tmp_path, trainer)
+    second = start(tmp_path, trainer)
+    assert (first.finished, first.skipped) == (SPECS, [])
+    assert (second.finished, second.skipped) == ([], SPECS)
+    assert trainer.trained == SPECS
+    assert str(first) == "4 trained, 0 already there in 40 s"
+
+
+def test_equal_runs_are_trained_once(tmp_path):
+    trainer = Trainer()
+    start(tmp_path, trainer, [RunSpec(head="plain"), RunSpec(head="scaled"), RunSpec(head="plain")])
+    assert [spec.head for spec in trainer.trained] == ["plain"]
+
+
+def test_only(tmp_path):
+    trainer = Trainer()
+    start(tmp_path, trainer, only="head=maxsep,seed=1")
+    assert trainer.trained == [SPECS[3]]
+
+
+def test_a_failure_is_written_down_and_the_rest_goes_on(tmp_path):
+    trainer = Trainer(fails={SPECS[1]})
+    summary = start(tmp_path, trainer)
+    assert summary.finished == [SPECS[0], *SPECS[2:]]
+    assert summary.failed == [(SPECS[1], "RuntimeError: the loss is not finite")]
+    assert summary.status == 1
+    assert "1 failed" in str(summary)
+    written = json.loads((tmp_path / SPECS[1].name / "failure.json").read_text())
+    assert written["error"] == "RuntimeError: the loss is not finite"
+    assert "Traceback" in written["traceback"]
+    again = start(tmp_path, Trainer())
+    assert again.finished == [SPECS[1]]
+    assert not (tmp_path / SPECS[1].name / "failure.json").exists()
+
+
+def test_an_interruption_ends_the_grid_cleanly(tmp_path):
+    def trainer(spec, **_):
+        raise KeyboardInterrupt
+
+    summary = grid.run(SPECS, runs=tmp_path, train=trainer, execution=CPU)
+    assert (summary.interrupted, summary.status, summary.finished) == (130, 130, [])
+    assert "the same command goes on" in str(summary)
+
+
+def test_a_budget_starts_no_run_that_does_not_fit(tmp_path):
+    trainer = Trainer(seconds=10)
+    first = start(tmp_path, trainer, budget=33)
+    assert len(first.finished) == 3, "the fourth would end at 30 + 11 seconds"
+    assert first.postponed == [SPECS[3]]
+    assert first.status == 0
+    assert "1 left for next time" in str(first)
+    assert trainer.clock.now <= 33
+    second = start(tmp_path, trainer, budget=33)
+    assert second.finished == [SPECS[3]]
+
+
+def test_a_shorter_run_takes_the_place_of_one_that_does_not_fit(tmp_path):
+    trainer = Trainer(seconds=10)
+    long = SPECS[2].replace(epochs=2000)
+    start(tmp_path, trainer, SPECS[:1])
+    trainer.trained.clear()
+    summary = start(tmp_path, trainer, [long, SPECS[1]], budget=30)
+    assert (summary.postponed, summary.finished) == ([long], [SPECS[1]])
+
+
+def test_events_tell_the_story(tmp_path):
+    events = []
+    start(tmp_path, Trainer(fails={SPECS[1]}), SPECS[:2], on_event=events.append)
+    assert [(e.kind, e.index, e.total) for e in events] == [
+        ("start", 1, 2),
+        ("finished", 1, 2),
+        ("start", 2, 2),
+        ("failed", 2, 2),
+    ]
+    assert events[1].seconds == 10
+    assert events[3].message == "RuntimeError: the loss is not finite"
+    start(tmp_path, Trainer(), SPECS[:2], on_event=events.append, budget=1)
+    assert [e.kind for e in events[4:]] == ["skipped", "postponed"]
+
+
+def test_a_plan_lists_and_estimates_without_training(tmp_path):
+    start(tmp_path, Trainer(), SPECS[:1])
+    (tmp_path / SPECS[1].name).mkdir()
+    planned = grid.plan(SPECS, runs=tmp_path, execution=CPU)
+    assert [p.state for p in planned] == ["finished", "unfinished", "new", "new"]
+    assert planned[0].estimate.seconds == 0
+    assert planned[1].estimate.seconds == pytest.approx(11)
+    assert len(grid.plan(SPECS, runs=tmp_path, execution=CPU, only="seed=1")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("25m", 1500), ("1h30m", 5400), ("90s", 90), ("90", 90), (45, 45), ("1.5h", 5400), ("2d", 172800), ("5min", 300)],
+)
+def test_budgets(text, seconds):
+    assert grid.parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5m", "0", "5x", "1..5h", "m"])
+def test_bad_budgets(text):
+    with pytest.raises(ValueError, match=r"as a time budget. Write it like 25m, 1h30m, 90s or 2h"):
+        grid.parse_budget(text)
+
+
+def test_times_are_written_readably():
+    assert [grid.format_seconds(s) for s in (9.96, 59.6, 119.6, 3599.4, 7260)] == [
+        "10.0 s",
+        "1 min 00 s",
+        "2 min 00 s",
+        "59 min 59 s",
+        "2 h 01 min",
+    ]
+
+
+def best_at(radius):
+    return lambda spec: 0.9 - 0.1 * abs(spec.radius - radius)
+
+
+def test_the_demo_chooses_on_held_out_data_and_then_tests(tmp_path):
+    trainer = Trainer(score=best_at(3.0))
+    recipe = recipes.get("demo")
+    summary = grid.reproduce(recipe, runs=tmp_path, train=trainer, clock=trainer.clock, execution=CPU)
+    assert summary.radii == {"scaled": 3.0, "maxsep": 3.0}
+    assert len(trainer.trained) == len(set(trainer.trained))
+    first_test = next(i for i, spec in enumerate(trainer.trained) if spec.validation == 0)
+    assert all(spec.validation == 0 for spec in trainer.trained[first_test:])
+    tested = {(s.head, s.radius) for s in trainer.trained if s.validation == 0}
+    assert {("maxsep", 3.0), ("scaled", 3.0), ("maxsep", 0.1), ("scaled", 0.1), ("plain", 1.0)} <= tested
+    again = grid.reproduce(recipe, runs=tmp_path, train=trainer, clock=trainer.clock, execution=CPU)
+    assert (again.finished, again.radii) == ([], summary.radii)
+
+
+def test_only_holds_for_the_runs_after_the_search_too(tmp_path):
+    trainer = Trainer()
+    options = {"runs": tmp_path, "train": trainer, "clock": trainer.clock, "execution": CPU}
+    grid.reproduce(recipes.get("demo"), only="head=maxsep", **options)
+    assert {spec.head for spec in trainer.trained} == {"maxsep"}
+
+
+def test_a_budget_that_ends_in_the_search_tests_nothing_by_half_a_choice(tmp_path):
+    trainer = Trainer()
+    recipe = recipes.get("demo")
+    summary = grid.reproduce(recipe, runs=tmp_path, train=trainer, clock=trainer.clock, execution=CPU, budget=100)
+    assert summary.postponed
+    assert summary.radii == {}
+
+
+def interrupt_after_first_epoch(folder):
+    """Send this process a SIGINT, as Ctrl-C does, once the run in a folder has logged an epoch."""
+
+    def wait():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (folder / "result.json").exists():
+            log = folder / "metrics.jsonl"
+            if log.exists() and log.stat().st_size:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.002)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_the_engine_goes_on_where_a_grid_was_cut_off(tmp_path):
+    spec = RunSpec(head="maxsep", imbalance=0.1, epochs=80, batch_size=64, evaluate_every=40)
+    execution = Execution(device="cpu", checkpoint_every=1)
+    grid.run([spec], runs=tmp_path / "whole", execution=execution)
+    interrupt_after_first_epoch(tmp_path / "cut" / spec.name)
+    cut = grid.run([spec, spec.replace(seed=1)], runs=tmp_path / "cut", execution=execution)
+    assert (cut.status, cut.finished) == (130, [])
+    assert grid.plan([spec], runs=tmp_path / "cut", execution=execution)[0].state == "unfinished"
+    assert grid.run([spec], runs=tmp_path / "cut", execution=execution).finished == [spec]
+    whole, resumed = (json.loads((tmp_path / d / spec.name / "result.json").read_text()) for d in ("whole", "cut"))
+    assert resumed["resumed"] == 1
+    assert resumed["metrics"] == whole["metrics"]
