@@ -1,0 +1,28 @@
+"""The entrance: all verbs in one program, and bad input as one clear line with exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the program with the arguments it was called with."""
+    try:
+        from maxsep.cli.app import app
+    except ImportError as error:
+        _fail(f'the command line needs {error.name}: pip install "maxsep[lab]"')
+    if os.environ.get("MAXSEP_DEBUG"):
+        app()
+        return
+    try:
+        app()
+    except (ValueError, OSError, ImportError) as error:  # what a user can mend; anything else is ours to mend
+        _fail(" ".join(str(error).split()))
+    except ArithmeticError as error:  # training diverged: the message says where and why
+        _fail(" ".join(str(error).split()), status=1)
+
+
+def _fail(message: str, status: int = 2) -> None:
+    print(f"maxsep: {message}", file=sys.stderr)
+    raise SystemExit(status)

@@ -1,0 +1,74 @@
+"""`maxsep reproduce NAME`: one table or figure of the paper, run by run, within a time budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maxsep.cli.options import Data, Device, Fast, Json, Runs, execution
+from maxsep.cli.options import precision as default_precision
+from maxsep.cli.show import events, plan_table
+
+EPILOG = (
+    "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
+    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, runtime, demo."
+)
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="Which table or figure.")],
+    data: Data = None,
+    runs: Runs = Path("runs"),
+    only: Annotated[
+        str | None, typer.Option(help="Keep some runs: field=value, or a part of the name; commas join.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; by default the recipe's own.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs than the paper's.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Stop cleanly in time, such as 25m; the same command goes on.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="32-true or bf16-mixed; by default bf16-mixed on a GPU.")
+    ] = None,
+    max_train: Annotated[int | None, typer.Option(min=1, help="At most so many training images: a smoke run.")] = None,
+    max_test: Annotated[int | None, typer.Option(min=1, help="At most so many test images.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with an estimate of their time.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the report; by default RUNS/report.")] = None,
+    device: Device = "auto",
+    fast: Fast = None,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or figure: train what is missing, then write the report."""
+    from maxsep.lab import grid, recipes
+    from maxsep.lab.report import render
+
+    recipe = recipes.get(name)
+    numbers = precision or default_precision(device)
+    how = execution(device, fast)
+    if dry_run:
+        specs = recipe.specs(seeds, epochs, only, numbers, max_train, max_test)
+        plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
+        return
+    show: dict[str, Any] = {} if as_json else {"on_event": events()}
+    summary = grid.reproduce(
+        recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
+        runs=runs, budget=budget, data_root=data, execution=how, progress=not as_json, **show,
+    )  # fmt: skip
+    page = render(runs, out or runs / "report") if summary.finished or summary.skipped else None
+    if as_json:
+        told = {
+            "finished": [spec.name for spec in summary.finished],
+            "skipped": [spec.name for spec in summary.skipped],
+        }
+        told |= {"failed": [spec.name for spec, _ in summary.failed], "postponed": [s.name for s in summary.postponed]}
+        typer.echo(json.dumps(told | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
+    else:
+        typer.echo(str(summary))
+        for spec, message in summary.failed:
+            typer.echo(f"failed: {spec.name}: {message}", err=True)
+        if page is not None:
+            typer.echo(f"report: {page}")
+    raise typer.Exit(summary.status)

@@ -1,0 +1,46 @@
+"""How many runs look on a terminal: what is planned, what is going on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import typer
+
+from maxsep.lab.grid import Event, PlannedRun, format_seconds
+
+_WORDS = {"finished": "done", "failed": "FAILED", "postponed": "left for next time", "skipped": "already there"}
+
+
+def events() -> Callable[[Event], None]:
+    """Return a callback that prints a line for each run of a grid."""
+
+    def tell(event: Event) -> None:
+        place = f"[{event.index}/{event.total}]"
+        if event.kind == "start":
+            typer.echo(f"{place} {event.spec.name}  (about {format_seconds(event.seconds)})")
+        elif event.kind != "skipped":
+            detail = f": {event.message}" if event.message else f" in {format_seconds(event.seconds)}"
+            typer.echo(f"{place} {_WORDS[event.kind]}{detail}")
+
+    return tell
+
+
+def plan_table(planned: Sequence[PlannedRun], as_json: bool) -> None:
+    """Print the runs with their state and estimated time, and the sum."""
+    if as_json:
+        rows = [
+            {"name": run.spec.name, "state": run.state, "seconds": run.estimate.seconds, "basis": run.estimate.basis}
+            for run in planned
+        ]
+        typer.echo(json.dumps(rows))
+        return
+    for run in planned:
+        time = "-" if run.state == "finished" else format_seconds(run.estimate.seconds)
+        typer.echo(f"{run.state:>10}  {time:>13}  {run.spec.name}")
+    left = [run for run in planned if run.state != "finished"]
+    basis = sorted({run.estimate.basis for run in left})
+    total = format_seconds(sum(run.estimate.seconds for run in left))
+    typer.echo(
+        f"{len(left)} of {len(planned)} runs to train, about {total} in all ({'; '.join(basis) or 'none left'})."
+    )

@@ -1,0 +1,59 @@
+"""`maxsep train`: one run, from a dataset to a folder with its weights and its record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from maxsep.cli.options import Data, Device, Fast, Json, Runs, execution, precision
+from maxsep.lab.spec import RunSpec
+
+EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
+_DEFAULT = RunSpec()
+
+
+def command(
+    dataset: Annotated[str, typer.Option(help="digits, cifar10, cifar100, svhn or folder:PATH.")] = _DEFAULT.dataset,
+    imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
+    network: Annotated[
+        str, typer.Option(help="mlp, convnet, resnet34, resnet32, torchvision/NAME, timm/NAME.")
+    ] = "mlp",
+    head: Annotated[str, typer.Option(help="maxsep, plain, scaled, centred, twin, etf, ...")] = _DEFAULT.head,
+    radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,
+    loss: Annotated[str, typer.Option(help="cross_entropy or squared_cosine.")] = _DEFAULT.loss,
+    augmentation: Annotated[str, typer.Option(help="none, crop_flip or crop_flip_rotate.")] = _DEFAULT.augmentation,
+    epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
+    batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,
+    optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
+    learning_rate: Annotated[float, typer.Option()] = _DEFAULT.learning_rate,
+    weight_decay: Annotated[float, typer.Option()] = _DEFAULT.weight_decay,
+    schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
+    validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
+    seed: Annotated[int, typer.Option()] = 0,
+    data: Data = None,
+    runs: Runs = Path("runs"),
+    device: Device = "auto",
+    fast: Fast = None,
+    as_json: Json = False,
+) -> None:
+    """Train one network with one head; a finished run is not trained again, a broken one goes on."""
+    from maxsep.lab.engine import load_run
+    from maxsep.lab.engine import train as train_run
+
+    spec = RunSpec(
+        dataset=dataset, imbalance=imbalance, network=network, head=head, radius=radius, loss=loss,
+        augmentation=augmentation, epochs=epochs, batch_size=batch_size, optimiser=optimiser,
+        learning_rate=learning_rate, weight_decay=weight_decay, schedule=schedule, validation=validation,
+        seed=seed, precision=precision(device),
+    )  # fmt: skip
+    how = execution(device, fast)
+    folder = train_run(spec, data_root=data, runs=runs, execution=how, progress=not as_json)
+    metrics = load_run(folder).metrics
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder), "metrics": metrics}))
+    else:
+        where = "held-out data" if validation else "the test set"
+        typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}): {folder}")

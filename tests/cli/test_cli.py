@@ -1,0 +1,133 @@
+"""The command line as a user meets it: what it prints, what it writes, and how it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from maxsep.cli.app import app
+
+VERBS = ["demo", "train", "reproduce", "evaluate", "report", "matrix"]
+runner = CliRunner()
+
+
+def call(*arguments):
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def refuse(*arguments):
+    """Run the real program; bad input must be one line on stderr and exit code 2."""
+    found = subprocess.run(
+        [sys.executable, "-m", "maxsep", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2, found
+    assert "Traceback" not in found.stderr
+    return found.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("runs")
+    return json.loads(call("train", "--epochs", 2, "--batch-size", 128, "--runs", runs, "--json"))
+
+
+def options(verb):
+    text = re.sub(r"\x1b\[[0-9;]*m", "", call(verb, "--help"))
+    return set(re.findall(r"(--[a-z][a-z-]*)", text)) - {"--help"}
+
+
+def test_every_verb_has_help_with_an_example():
+    for verb in VERBS:
+        assert f"maxsep {verb}" in " ".join(call(verb, "--help").split())
+
+
+def test_options_are_frozen():
+    """A new option is a promise: add it here when it is meant."""
+    shared = {"--data", "--runs", "--device", "--fast", "--no-fast", "--json"}
+    assert options("matrix") == {"--draw", "--json"}
+    assert options("report") == {"--out", "--title"}
+    assert options("evaluate") == {"--data", "--json"}
+    assert options("demo") == {"--out", "--seeds", "--epochs"}
+    assert options("reproduce") >= shared | {"--only", "--seeds", "--epochs", "--budget", "--dry-run", "--precision"}
+    assert options("train") >= shared | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--seed"}
+
+
+def test_version():
+    assert re.fullmatch(r"maxsep \d+\.\d+\.\d+\n", call("--version"))
+
+
+def test_matrix_small_and_large(tmp_path):
+    assert "109.4712 degrees" in call("matrix", 4)
+    assert "0.94281" in call("matrix", 4)
+    assert "381,469" in call("matrix", 1_000_000) or "MiB" in call("matrix", 1_000_000)
+    told = json.loads(call("matrix", 1000, "--json"))
+    assert told["angle"] == pytest.approx(90.0574, abs=1e-4)
+    assert told["norm_error"] < 1e-14
+    call("matrix", 3, "--draw", tmp_path / "plane.svg")
+    assert (tmp_path / "plane.svg").read_text().startswith("<svg")
+
+
+def test_train_writes_a_run_and_evaluate_reads_it(run):
+    assert 0.5 < run["metrics"]["top1"] <= 1
+    told = call("evaluate", run["run"])
+    assert "top-1" in told
+    assert "calibration error" in told
+    again = json.loads(call("evaluate", run["run"], "--json"))
+    assert again["top1"] == pytest.approx(run["metrics"]["top1"], abs=1e-9)
+
+
+def test_report_of_a_run(run, tmp_path):
+    page = call("report", run["run"], "--out", tmp_path, "--title", "Mine").strip()
+    assert "Mine" in (tmp_path / "report.html").read_text()
+    assert page.endswith("report.html")
+
+
+def test_reproduce_plans_runs_and_goes_on(tmp_path):
+    arguments = ["reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path, "--only", "validation=0,seed=0"]
+    planned = json.loads(call(*arguments, "--dry-run", "--json"))
+    assert {row["state"] for row in planned} == {"new"}
+    assert not list(tmp_path.iterdir())
+    assert "runs to train, about" in call(*arguments, "--dry-run")
+    told = json.loads(call("reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path, "--json"))
+    assert told["failed"] == []
+    assert len(told["finished"]) >= len(planned)
+    assert (tmp_path / "report" / "report.html").is_file()
+    again = call("reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path)
+    assert again.startswith("0 trained")
+
+
+def test_demo_ends_with_the_path_of_a_report(tmp_path):
+    told = call("demo", "--out", tmp_path, "--seeds", 1, "--epochs", 1)
+    assert "10 classes: any two class vectors  96.3794 degrees apart" in told
+    assert (tmp_path / "report.html").is_file()
+    assert {"plane.svg", "space.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
+    assert str(tmp_path / "report.html") in told.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["matrix", 1], "num_classes must be at least 2, got 1"),
+        (["matrix", 7, "--draw", "x.svg"], "only 3 classes (a plane) and 4 classes (space) can be drawn, got 7"),
+        (["train", "--head", "nope"], "unknown head 'nope'. Known: "),
+        (["train", "--dataset", "nope"], "nope"),
+        (["train", "--imbalance", 2], "imbalance must be a number in (0, 1]"),
+        (["train", "--radius", 0], "radius must be a positive finite number, got 0.0"),
+        (["reproduce", "nope"], "unknown recipe 'nope'. Known recipes: table1"),
+        (["reproduce", "table1", "--budget", "soon"], "cannot read 'soon' as a time budget"),
+        (["reproduce", "table1", "--only", "imbalance=0.5", "--dry-run"], "no run matches"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere is not a folder"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_line(arguments, told, tmp_path):
+    message = refuse(*arguments)
+    assert told in message
+    assert message.startswith("maxsep: ")
+    assert message.count("\n") == 1
