@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, __version__, separate, simplex
+from maxsep.lab.engine.provenance import hardware
 from maxsep.ops.dispatch import DENSE_UP_TO
 from maxsep.simplex import coefficients
 
@@ -140,9 +141,8 @@ def main():
     results, crossing = measure(arguments.quick)
     failed = 0
     for name, value, relation, target in targets(results, crossing):
-        met = {">=": lambda: value >= target, "<=": lambda: value <= target}.get(
-            relation, lambda: target[0] <= value <= target[1]
-        )()
+        low, high = {">=": (target, math.inf), "<=": (-math.inf, target)}.get(relation, target)
+        met = low <= value <= high
         failed += not met
         print(f"{'ok  ' if met else 'MISS'}  {name}: {value:.3g} (target {relation} {target})")
     print("scan over dense by classes:", "  ".join(f"{c}: {ratio:.2f}" for c, ratio in crossing.items()))
@@ -151,8 +151,7 @@ def main():
         about = {
             "command": "python benchmarks/head_cpu.py",
             "date": time.strftime("%Y-%m-%d"),
-            "cpu": next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                         if line.startswith("model name")), platform.processor()),  # fmt: skip
+            "cpu": hardware(torch.device("cpu"))["cpu"],
             "threads": 1,
             "versions": {"maxsep": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit,
