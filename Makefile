@@ -29,7 +29,7 @@ spelling: setup
 	$(BIN)/codespell
 
 unit: setup
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) runs demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

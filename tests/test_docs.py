@@ -1,0 +1,51 @@
+"""What the pages say is true: their code runs, their numbers are those of the records, their rooms exist."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def snippets(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
+def test_code_runs_from_top_to_bottom(page, capsys):
+    namespace = {}
+    for code in snippets(page):
+        exec(compile(code, str(page), "exec"), namespace)
+        promised = re.findall(r"print\(.*\)\s+# (.*)", code)
+        printed = capsys.readouterr().out.splitlines()
+        assert printed == promised
+
+
+def test_the_results_table_is_that_of_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    text = (ROOT / "README.md").read_text()
+    assert script["rewritten"](text) == text, "run: python docs/write_results.py"
+
+
+def test_architecture_knows_every_room():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    source = ROOT / "src" / "maxsep"
+    rooms = [path.name for path in (*source.iterdir(), *(source / "lab").iterdir()) if not path.name.startswith("_")]
+    for room in rooms:
+        assert room in ("py.typed",) or room in text, f"docs/architecture.md does not know {room}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)|src=\"([^\"]+)\"", page.read_text()):
+        link = target[0] or target[1]
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+def test_readme_names_the_two_commands():
+    text = (ROOT / "README.md").read_text()
+    assert "make demo" in text
+    assert "make test" in text
