@@ -23,7 +23,13 @@ def command(
     ] = "mlp",
     head: Annotated[str, typer.Option(help="maxsep, plain, scaled, centred, twin, etf, ...")] = _DEFAULT.head,
     radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,
-    loss: Annotated[str, typer.Option(help="cross_entropy or squared_cosine.")] = _DEFAULT.loss,
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="cross_entropy, balanced_softmax, logit_adjusted, ldam (for heads with cosine logits), "
+            "label_aware_smoothing or squared_cosine (for the head hpn)."
+        ),
+    ] = _DEFAULT.loss,
     augmentation: Annotated[str, typer.Option(help="none, crop_flip or crop_flip_rotate.")] = _DEFAULT.augmentation,
     epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
     batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,

@@ -1,9 +1,12 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from maxsep.lab.engine import losses
+from maxsep.lab.engine import load_run, losses, train
 from maxsep.lab.spec import RunSpec, options
+from maxsep.losses import BalancedSoftmaxLoss, LabelAwareSmoothingLoss, LDAMLoss, LogitAdjustedLoss
 
 
 def test_cross_entropy_smooths_on_demand():
@@ -21,11 +24,58 @@ def test_squared_cosine_looks_at_the_right_class_only():
 
 
 def test_an_unknown_loss_lists_the_known():
-    with pytest.raises(ValueError, match=r"unknown loss 'hinge'. Known: cross_entropy, squared_cosine"):
+    known = "balanced_softmax, cross_entropy, label_aware_smoothing, ldam, logit_adjusted, squared_cosine"
+    with pytest.raises(ValueError, match=rf"unknown loss 'hinge'. Known: {known}\."):
         losses.build_loss(RunSpec(loss="hinge"), [1])
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "squared_cosine"])
+LONG_TAIL = {
+    "balanced_softmax": ({}, BalancedSoftmaxLoss([50, 5])),
+    "ldam": ({"max_margin": 0.4, "scale": 10}, LDAMLoss([50, 5], max_margin=0.4, scale=10)),
+    "logit_adjusted": ({"tau": 1.5}, LogitAdjustedLoss([50, 5], tau=1.5)),
+    "label_aware_smoothing": (
+        {"smooth_head": 0.3, "smooth_tail": 0.05},
+        LabelAwareSmoothingLoss([50, 5], smooth_head=0.3, smooth_tail=0.05),
+    ),
+}
+DEFAULTS = {
+    "balanced_softmax": BalancedSoftmaxLoss([50, 5]),
+    "ldam": LDAMLoss([50, 5]),
+    "logit_adjusted": LogitAdjustedLoss([50, 5]),
+    "label_aware_smoothing": LabelAwareSmoothingLoss([50, 5], 0.4, 0.1),
+}
+LOGITS, TARGET = torch.tensor([[0.3, -0.2], [0.1, 0.9]]), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("name", LONG_TAIL)
+def test_losses_of_the_long_tail_take_class_counts_and_options(name):
+    given, expected = LONG_TAIL[name]
+    loss = losses.build_loss(RunSpec(loss=name, loss_options=options(**given)), [50, 5])
+    assert type(loss) is type(expected)
+    assert torch.equal(loss(LOGITS, TARGET), expected(LOGITS, TARGET))
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_losses_of_the_long_tail_have_defaults(name):
+    loss = losses.build_loss(RunSpec(loss=name), [50, 5])
+    assert torch.equal(loss(LOGITS, TARGET), DEFAULTS[name](LOGITS, TARGET))
+
+
+@pytest.mark.parametrize("name", LONG_TAIL)
+def test_losses_of_the_long_tail_refuse_a_class_without_images(name):
+    with pytest.raises(ValueError, match="class_counts must be at least 1, got 0 for class 1"):
+        losses.build_loss(RunSpec(loss=name), [50, 0])
+
+
+@pytest.mark.parametrize("name", LONG_TAIL)
+def test_a_run_trains_on_the_long_tail(tmp_path, name):
+    spec = RunSpec(imbalance=0.1, loss=name, epochs=1, max_train=200, max_test=100, batch_size=64)
+    metrics = load_run(train(spec, runs=tmp_path, progress=False)).metrics
+    assert math.isfinite(metrics["train_loss"])
+    assert math.isfinite(metrics["loss"])
+
+
+@pytest.mark.parametrize("loss", losses.loss_names())
 def test_unknown_options_are_refused(loss):
     with pytest.raises(ValueError, match=rf"loss '{loss}' does not take the options \['margin'\]"):
         losses.build_loss(RunSpec(loss=loss, loss_options=options(margin=1)), [1])
