@@ -3,6 +3,7 @@
 import math
 import sys
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,3 +119,12 @@ def test_bad_number_of_classes(bad, error, told):
         with pytest.raises(error) as caught:
             function(bad)
         assert told in str(caught.value)
+
+
+def test_bad_dtype():
+    with pytest.raises(TypeError, match=r"dtype must be a real floating-point type, got torch.int64"):
+        simplex(3, dtype=torch.int64)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert simplex(numpy.int64(3)).shape == (2, 3)

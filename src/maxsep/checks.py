@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -41,17 +42,21 @@ def check_radius(radius: Any) -> float:
     >>> check_radius(0.1)
     0.1
     """
-    if isinstance(radius, bool) or not isinstance(radius, int | float):
-        raise TypeError(
-            f"radius must be a number, got {_told(radius)}. "
-            "Pass a positive float such as 0.1; to learn a scale, multiply the logits by a parameter of your own."
-        )
-    if not (math.isfinite(radius) and radius > 0):
-        raise ValueError(
-            f"radius must be positive and finite, got {radius}. "
-            "It scales all logits: 1.0 is the paper's default, 0.1 its choice for long-tailed ResNets."
-        )
-    return float(radius)
+    return _check_positive(
+        "radius",
+        radius,
+        "Pass a positive float such as 0.1; to learn a scale, multiply the logits by a parameter of your own.",
+        "It scales all logits: 1.0 is the paper's default, 0.1 its choice for long-tailed ResNets.",
+    )
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return a positive finite number as a float, or say what is wrong with it.
+
+    >>> check_positive("temperature", 2)
+    2.0
+    """
+    return _check_positive(name, value, "Pass a positive float.", "Pass a positive float.")
 
 
 def check_floating(x: Any, name: str = "x") -> torch.Tensor:
@@ -81,8 +86,17 @@ def check_last_dimension(x: torch.Tensor, expected: int, meaning: str) -> None:
         )
 
 
+def _check_positive(name: str, value: Any, other_type: str, other_value: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | Real):
+        raise TypeError(f"{name} must be a number, got {_told(value)}. {other_type}")
+    number: Any = value
+    if not 0 < number < math.inf:  # comparisons, because a compiler can trace them
+        raise ValueError(f"{name} must be positive and finite, got {value}. {other_value}")
+    return float(number)
+
+
 def _check_int(name: str, value: Any, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int | Integral):
         raise TypeError(f"{name} must be an int, got {_told(value)}. {hint}")
 
 

@@ -60,6 +60,8 @@ def simplex(
             [ 0.0000,  0.8660, -0.8660]])
     """
     num_classes = check_num_classes(num_classes)
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype must be a real floating-point type, got {dtype}. Leave it out for torch.float32.")
     s, r = coefficients(num_classes, dtype=dtype, device=device)
     matrix = (-r).unsqueeze(1).expand(-1, num_classes).triu(1)
     matrix.diagonal().copy_(s)

@@ -191,7 +191,9 @@ def test_state_dict_of_another_size_or_radius_is_refused():
     with pytest.raises(ValueError, match=r"of a head with 6 classes, but the head has 5. Build it with num_classes=6"):
         MaxSeparationHead(12, 5).load_state_dict(state)
     state = MaxSeparationHead(12, 5, radius=0.1).state_dict()
-    with pytest.raises(ValueError, match=r"trained at radius 0\.1, but the head has radius 1.* 10 times too large"):
+    with pytest.raises(
+        ValueError, match=r"trained at radius 0\.1, but the head has radius 1.* 10 times what they were"
+    ):
         MaxSeparationHead(12, 5).load_state_dict(state)
     model = nn.Sequential(nn.Linear(3, 12), MaxSeparationHead(12, 5))
     plain = nn.Sequential(nn.Linear(3, 12), nn.Linear(12, 5)).state_dict()
@@ -289,3 +291,45 @@ def test_deepcopy_does_not_share_parameters():
     with torch.no_grad():
         other.weight.add_(1)
     assert not torch.equal(head.weight, other.weight)
+
+
+def test_a_refused_state_dict_changes_nothing_of_the_head():
+    head = MaxSeparationHead(12, 5)
+    before = head.weight.clone()
+    with pytest.raises(ValueError, match="trained at radius"):
+        head.load_state_dict(MaxSeparationHead(12, 5, radius=0.1).state_dict())
+    assert torch.equal(head.weight, before)
+
+
+def test_a_large_common_shift_costs_no_digits():
+    linear = nn.Linear(6, 50)
+    with torch.no_grad():
+        linear.bias.add_(1e4)
+    x = torch.randn(20, 6)
+    expected = (x.double() @ linear.weight.double().T + linear.bias.double()).softmax(-1)
+    assert (MaxSeparationHead.from_linear(linear)(x).softmax(-1) - expected).abs().max() < 2e-6 + 1e-3 * expected.max()
+    head = MaxSeparationHead.from_linear(linear)
+    assert head.bias.abs().max() < 2  # the shift is gone, not carried along
+
+
+@pytest.mark.parametrize("name", heads.names())
+def test_symbolic_traces(name, x):
+    head = small(name).eval()
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(12, 12), head))
+    torch.testing.assert_close(traced(x), nn.Sequential(traced.get_submodule("0"), head)(x))
+
+
+def test_temperature_is_called_by_its_name():
+    with pytest.raises(ValueError, match=r"temperature must be positive and finite, got 0"):
+        heads.build("etf", 12, 5, temperature=0)
+    with pytest.raises(TypeError, match=r"temperature must be a number, got str 'hot'"):
+        heads.build("etf", 12, 5, temperature="hot")
+
+
+def test_name_of_a_head():
+    assert heads.registry.name_of(small("twin")) == "twin"
+
+    class Own(MaxSeparationHead):
+        pass
+
+    assert heads.registry.name_of(Own(4, 3)) is None

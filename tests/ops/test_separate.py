@@ -13,7 +13,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from maxsep import MaxSeparation, separate, simplex
 from maxsep.ops import cache
-from maxsep.ops.dispatch import DENSE_UP_TO
 from maxsep.ops.scan import separate_adjoint, separate_scan
 
 IMPLS = ["dense", "scan", "auto"]
@@ -234,7 +233,7 @@ def test_cache_is_bounded_and_keeps_no_large_matrix():
         separate(torch.randn(1, num_classes - 1), impl="scan")
     assert len(cache._entries) == cache.MAX_ENTRIES
     separate(torch.randn(1, 600), impl="dense")
-    assert not any(key[0] == "simplex" and key[1] > cache.DENSE_LIMIT for key in cache._entries)
+    assert not any(key[0] == "simplex" and key[1] > cache.KEPT_DENSE_UP_TO for key in cache._entries)
 
 
 def test_cache_serves_threads():
@@ -272,13 +271,17 @@ def test_memory_is_linear_in_the_classes():
     assert x.grad.shape == x.shape
 
 
-def test_auto_takes_the_matrix_for_few_classes_and_the_scan_for_many(monkeypatch):
+@pytest.mark.parametrize(
+    ("batch", "num_classes", "expected"),
+    [(128, 100, "dense"), (128, 190, "dense"), (128, 300, "scan"), (4096, 50, "dense"), (4096, 100, "scan"),
+     (1, 400, "dense"), (1, 600, "scan")],
+)  # fmt: skip
+def test_auto_takes_what_is_faster_on_a_cpu(monkeypatch, batch, num_classes, expected):
     taken = []
     table = {name: lambda x, radius, name=name: taken.append(name) or x for name in ("dense", "scan")}
     monkeypatch.setattr("maxsep.ops.dispatch._IMPLEMENTATIONS", table)
-    separate(torch.randn(2, DENSE_UP_TO - 1))
-    separate(torch.randn(2, DENSE_UP_TO))
-    assert taken == ["dense", "scan"]
+    separate(torch.randn(batch, num_classes - 1))
+    assert taken == [expected]
 
 
 def test_module_moves_copies_and_pickles():
@@ -343,9 +346,25 @@ def test_module_refuses_a_state_dict_of_another_head():
 
 
 def test_gradient_in_blocks_of_rows_equals_the_matrix(monkeypatch):
-    monkeypatch.setattr("maxsep.ops.scan.BLOCK", 64)
+    monkeypatch.setattr("maxsep.ops.scan.BLOCK", 8)
     for shape in ((7, 29), (2, 3, 29), (29,), (0, 29)):
         x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
         g = torch.randn(*shape[:-1], 30, dtype=torch.float64)
         (gradient,) = torch.autograd.grad(separate(x, 0.3, impl="scan"), x, g)
         torch.testing.assert_close(gradient, 0.3 * g @ simplex(30, dtype=torch.float64).T)
+
+
+def test_a_gradient_of_one_long_row():
+    x = torch.randn(200_000, requires_grad=True)
+    separate(x).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach() * 200_001 / 200_000, atol=1e-4, rtol=1e-4)
+
+
+def test_many_radii_compile_without_graph_breaks():
+    for radius in (1.0, 0.1, 0.3, 2.0):  # no reset between them: the second one makes the compiler treat it as a symbol
+        x = torch.randn(3, 9)
+        compiled = torch.compile(MaxSeparation(10, radius), fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), separate(x, radius))
+        torch.testing.assert_close(
+            torch.compile(separate, fullgraph=True, backend="eager")(x, radius), separate(x, radius)
+        )

@@ -169,3 +169,13 @@ def test_nothing_to_fold():
         maxsep.fold(nn.Linear(4, 3))
     with pytest.raises(TypeError, match="fold takes a model or a head, got str"):
         maxsep.fold("model")
+
+
+def test_autocast_and_inference_mode_around_the_call_change_nothing():
+    head = build("learnable_matrix", 64, 100)
+    x = torch.randn(3, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        folded = maxsep.fold(head)
+    assert ((folded(x) - head(x)).abs().max() / head(x).abs().max()).item() <= 1e-5
+    folded(x).sum().backward()
+    assert folded.weight.grad is not None

@@ -152,7 +152,9 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_copied(tmp_path):
 
 def test_radius_of_a_bare_matrix(tmp_path):
     folder = maxsep.save(nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5)), tmp_path / "m")
-    refused(folder, nn.Sequential(nn.Linear(4, 2), MaxSeparation(3)), "trained at radius 0.5")
+    refused(
+        folder, nn.Sequential(nn.Linear(4, 2), MaxSeparation(3)), "saved with radius 0.5, but the model's has radius 1"
+    )
 
 
 def test_ordinary_layers_that_determine_no_head(tmp_path):
@@ -237,3 +239,36 @@ def test_missing_safetensors_names_the_extra(tmp_path, monkeypatch):
         maxsep.save(mlp(), tmp_path / "m")
     with pytest.raises(ImportError, match=r'pip install "maxsep\[save\]"'):
         maxsep.load(tmp_path / "m", mlp())
+
+
+def test_a_layer_with_the_matrix_loads_into_its_folded_form(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 2), maxsep.MaxSeparation(3, radius=0.5)))
+    folded = maxsep.fold(nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 2), maxsep.MaxSeparation(3, 0.5))))
+    told = maxsep.load(maxsep.save(model, tmp_path / "m", labels=["a", "b", "c"]), folded)
+    assert told.radius == 0.5
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(folded(x), model(x))
+    with pytest.raises(ValueError, match=r"saved with radius 0\.5, but the model's has radius 1"):
+        maxsep.load(
+            tmp_path / "m", nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 2), maxsep.MaxSeparation(3)))
+        )
+
+
+def test_a_head_at_two_places_loads_into_its_folded_form(tmp_path):
+    head = maxsep.MaxSeparationHead(8, 5)
+    model = nn.ModuleDict({"a": head, "b": head})
+    folded = maxsep.fold(model)
+    with torch.no_grad():
+        folded["a"].weight.zero_()
+    maxsep.load(maxsep.save(model, tmp_path / "m"), folded)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(folded["b"](x), head(x))
+
+
+def test_arguments_in_the_wrong_order(tmp_path):
+    with pytest.raises(TypeError, match=r"the call is save\(model, folder\), with an nn.Module as model, got str"):
+        maxsep.save("x", nn.Linear(2, 2))
+    with pytest.raises(
+        TypeError, match=r"the call is load\(folder, model\), with an nn.Module as model, got PosixPath"
+    ):
+        maxsep.load(nn.Linear(2, 2), tmp_path)

@@ -103,3 +103,13 @@ def test_head_keeps_the_name_of_the_old_layer_in_the_state_dict():
         model = maxsep.attach(zoo.resnet18(), 5)
     assert isinstance(model.fc, MaxSeparationHead)
     assert model.state_dict()["fc.weight"].shape == (4, 512)
+
+
+def test_feature_extraction_by_symbolic_trace_keeps_working():
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    model = maxsep.attach(zoo.resnet18(num_classes=5)).eval()
+    x = torch.randn(1, 3, 32, 32)
+    found = create_feature_extractor(model, ["layer4", "fc"])(x)
+    assert found["layer4"].shape == (1, 512, 1, 1)
+    torch.testing.assert_close(found["fc"], model(x))

@@ -201,3 +201,14 @@ def test_wrapped_timm_model():
     assert [path for path, _ in find_heads(model)] == ["timm_model.head"]
     assert model.config.num_labels == CLASSES
     assert model(torch.randn(2, 3, 32, 32)).logits.shape == (2, CLASSES)
+
+
+def test_a_config_without_labels_follows_too():
+    config = hf.PvtConfig(
+        image_size=32, hidden_sizes=[8, 8], depths=[1, 1], num_encoder_blocks=2, sequence_reduction_ratios=[2, 1],
+        num_attention_heads=[1, 1], patch_sizes=[4, 2], strides=[4, 2], mlp_ratios=[1, 1], num_labels=4,
+    )  # fmt: skip
+    model = maxsep.attach(hf.PvtForImageClassification(config), num_classes=7)
+    assert model.config.num_labels == 7
+    assert len(model.config.id2label) == 7
+    assert model(torch.randn(1, 3, 32, 32)).logits.shape == (1, 7)

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+import maxsep
 from maxsep.surgery import locate
 
 
@@ -14,6 +15,34 @@ def test_one_output():
 def test_sigmoid_after_the_classifier():
     with pytest.raises(ValueError, match="followed by a Sigmoid: one decision per output"):
         locate(nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()))
+
+
+class Decisions(nn.Module):
+    """A network that says yes or no to each label."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Sigmoid()
+        self.fc = nn.Linear(4, 3)
+        self.act = nn.Sigmoid()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 3)), nn.Sigmoid()),
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(), nn.Sigmoid()),
+        Decisions(),
+    ],
+    ids=["outside", "behind", "attribute"],
+)
+def test_sigmoid_further_out(model):
+    with pytest.raises(ValueError, match="followed by a Sigmoid"):
+        maxsep.attach(model)
+
+
+def test_sigmoid_before_the_classifier_is_nobodys_business():
+    assert locate(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 3)))[0][0] == "2"
 
 
 def test_tied_weight():

@@ -51,7 +51,7 @@ def test_failure_at_any_step_keeps_the_earlier_save(saved, monkeypatch, step):
         raise OSError(28, "No space left on device")
 
     if step == "manifest":
-        monkeypatch.setattr(folder_module, "_sha256", full)
+        monkeypatch.setattr(folder_module, "sha256_of", full)
     if step == "sync":
         monkeypatch.setattr(folder_module.os, "fsync", full)
     if step == "rename":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,9 +42,15 @@ class Identified(nn.Module):
             )
         if not math.isclose(radius, self.radius, rel_tol=slack, abs_tol=0.0):
             raise ValueError(
-                f"this state dict was trained at radius {radius:g}, but the head has radius {self.radius:g}: "
-                f"its logits would be {self.radius / radius:g} times too large. Build the head with radius={radius:g}."
+                f"this state dict was trained at radius {radius}, but the head has radius {self.radius}: "
+                f"its logits would be {self.radius / radius:.3g} times what they were. Build it with radius={radius}."
             )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        state = state_dict.get(prefix + "_extra_state")
+        if state is not None:  # before anything of this module is copied
+            self.set_extra_state(state)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Head(Identified):
@@ -86,7 +94,9 @@ class Head(Identified):
         return f"in_features={self.in_features}, num_classes={self.num_classes}, radius={self.radius:g}"
 
     def _checked(self, x: Tensor) -> Tensor:
-        check_last_dimension(check_floating(x), self.in_features, "in_features")
+        given: object = x
+        if not isinstance(given, torch.fx.Proxy):  # a symbolic trace has no shapes to check
+            check_last_dimension(check_floating(given), self.in_features, "in_features")
         return x
 
 

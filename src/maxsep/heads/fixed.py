@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_radius
+from maxsep.checks import check_count, check_positive
 from maxsep.heads.base import Head, LayerHead, linear_from
 from maxsep.heads.prototypes import optimise_prototypes
 from maxsep.heads.registry import register
@@ -16,6 +17,8 @@ from maxsep.ops import separate
 from maxsep.simplex import simplex
 
 __all__ = ["ETFHead", "HPNHead"]
+
+torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
 @register("etf")
@@ -61,7 +64,7 @@ class ETFHead(Head):
         super().__init__(in_features, num_classes, radius)
         self.reserved = check_count("reserved", reserved, least=0)
         self.normalise = normalise
-        self.temperature = check_radius(temperature)
+        self.temperature = check_positive("temperature", temperature)
         if self.in_features < self.width:
             raise ValueError(
                 f"the etf head puts {self.num_classes} classes ({self.reserved} more reserved) right on the features "

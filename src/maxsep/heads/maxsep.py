@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from maxsep.checks import check_last_dimension, check_num_classes, check_radius
 from maxsep.heads.base import Identified, LayerHead
 from maxsep.heads.registry import register
-from maxsep.ops import separate
+from maxsep.ops import separate, widened
 from maxsep.ops.scan import separate_adjoint
 from maxsep.simplex import simplex
 
 __all__ = ["MaxSeparation", "MaxSeparationHead"]
+
+torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
 class MaxSeparation(Identified):
@@ -120,7 +125,7 @@ class MaxSeparationHead(LayerHead):
             head.bias.requires_grad_(linear.bias.requires_grad)
         return head
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         given = state_dict.get(prefix + "weight")
         plain = prefix + "_extra_state" not in state_dict
         if plain and given is not None and given.shape == (self.num_classes, self.in_features):
@@ -132,5 +137,6 @@ class MaxSeparationHead(LayerHead):
 
 
 def _unseparate(logits: Tensor, scale: float) -> Tensor:
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return separate_adjoint(logits.to(wide), scale).to(logits.dtype)
+    wide = widened(logits)
+    # P ignores a common shift, but a large one would cost the differences their last digits.
+    return separate_adjoint(wide - wide.mean(-1, keepdim=True), scale).to(logits.dtype)

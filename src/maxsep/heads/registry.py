@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from maxsep.heads.base import Head
 
-__all__ = ["build", "names", "register"]
+__all__ = ["build", "name_of", "names", "register"]
 
 _heads: dict[str, type[Head]] = {}
 HeadType = TypeVar("HeadType", bound=type[Head])
@@ -39,6 +39,15 @@ def names() -> tuple[str, ...]:
     True
     """
     return tuple(_heads)
+
+
+def name_of(head: Head) -> str | None:
+    """Find the name that a head's class is registered under, if it is.
+
+    >>> name_of(build("maxsep", 4, 3))
+    'maxsep'
+    """
+    return next((name for name, kind in _heads.items() if kind is type(head)), None)
 
 
 def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **options: Any) -> Head:

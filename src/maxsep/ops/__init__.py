@@ -1,5 +1,5 @@
 """x -> radius * P^T x and its gradient: a dense reference, the O(C) scan, and the place of the Triton kernel."""
 
-from maxsep.ops.dispatch import Impl, separate
+from maxsep.ops.dispatch import Impl, separate, widened
 
-__all__ = ["Impl", "separate"]
+__all__ = ["Impl", "separate", "widened"]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from maxsep.simplex import coefficients, simplex
 
 MAX_ENTRIES = 16
-DENSE_LIMIT = 512
+KEPT_DENSE_UP_TO = 512
 """Beyond this many classes the dense matrix is rebuilt at each use: nothing of size C^2 stays in memory."""
 
 Key = tuple[str, int, torch.dtype, torch.device]
@@ -35,12 +35,12 @@ def cached_coefficients(num_classes: int, dtype: torch.dtype, device: torch.devi
 
 
 def cached_simplex(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the dense matrix on a device; kept only up to `DENSE_LIMIT` classes.
+    """Return the dense matrix on a device; kept only up to `KEPT_DENSE_UP_TO` classes.
 
     >>> cached_simplex(10, torch.float32, torch.device("cpu")).shape
     torch.Size([9, 10])
     """
-    if num_classes > DENSE_LIMIT:
+    if num_classes > KEPT_DENSE_UP_TO:
         return simplex(num_classes, dtype=dtype, device=device)
     key = ("simplex", num_classes, dtype, device)
     return _recall(key, lambda: simplex(num_classes, dtype=dtype, device=device))
@@ -56,13 +56,13 @@ def clear_cache() -> None:
 
 
 def _recall(key: Key, compute: Callable[[], Value]) -> Value:
-    if _is_tracing() or key[-1].type == "meta":
+    if _is_tracing() or _is_capturing(key[-1]) or key[-1].type == "meta":
         return compute()
     with _lock:
         if key in _entries:
             _entries.move_to_end(key)
             return _entries[key]  # type: ignore[return-value]  # the key's first word decides the type
-    if torch.is_inference_mode_enabled() or _is_capturing(key[-1]):
+    if torch.is_inference_mode_enabled():
         return compute()
     with torch.no_grad():
         value = compute()
@@ -83,5 +83,5 @@ def _is_tracing() -> bool:
 
 
 def _is_capturing(device: torch.device) -> bool:
-    # Memory allocated during CUDA-graph capture belongs to the graph and is overwritten by its replays.
+    # What a capture allocates belongs to its graph, and what it reads from here could be evicted before a replay.
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from maxsep.checks import check_floating, check_radius
+from maxsep.ops.cache import KEPT_DENSE_UP_TO
 from maxsep.ops.dense import separate_dense
 from maxsep.ops.scan import separate_scan
 
 Impl = Literal["auto", "dense", "scan", "triton"]
 
-DENSE_UP_TO = 200
-"""Classes up to which one small matrix product beats the scan (benchmarks/head_cpu.py measures it)."""
+DENSE_WORK = 4_000_000
+"""Where one matrix product beats the scan on a CPU: up to this many multiplications beyond the first sixty classes,
+which cost what the scan costs per number (benchmarks/head_cpu.py measures the crossing)."""
 
 
 def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
@@ -43,14 +45,22 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
             f"the last dimension of x must hold the C-1 outputs, got shape {tuple(x.shape)}. "
             "C classes need C-1 numbers per sample: at least one, for two classes."
         )
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    logits = _IMPLEMENTATIONS[_choose(x, impl)](x.to(wide), radius)
+    logits = _IMPLEMENTATIONS[_choose(x, impl)](widened(x), radius)
     return logits if _is_autocasting(x.device.type) else logits.to(x.dtype)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return x in the precision that sums are made in: float64 stays, everything else becomes float32.
+
+    >>> widened(torch.zeros(2, dtype=torch.float16)).dtype
+    torch.float32
+    """
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _choose(x: Tensor, impl: str) -> str:
     if impl == "auto":
-        return "dense" if x.shape[-1] < DENSE_UP_TO and _dense_is_exact(x) else "scan"
+        return "dense" if _dense_is_faster(x) else "scan"
     if impl not in get_args(Impl):
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}. Leave it out for 'auto'.")
     return impl
@@ -60,11 +70,11 @@ def _is_autocasting(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)  # torch refuses to answer for the meta device
 
 
-def _dense_is_exact(x: Tensor) -> bool:
-    # TensorFloat-32 products keep ten bits of P, and a traced graph would rebuild the matrix at every call.
-    if torch.compiler.is_compiling():
+def _dense_is_faster(x: Tensor) -> bool:
+    # Not on a GPU, where TensorFloat-32 would keep ten bits of P, nor in a traced graph, which would rebuild P.
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.shape[-1] >= KEPT_DENSE_UP_TO:
         return False
-    return x.device.type != "cuda" or torch.get_float32_matmul_precision() == "highest"
+    return x.numel() * (x.shape[-1] - 60) < DENSE_WORK
 
 
 def _separate_triton(x: Tensor, radius: float) -> Tensor:

@@ -75,7 +75,7 @@ def _adjoint(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
         return _later(g).mul_(-r).addcmul_(g[..., :-1], s)
     out = g.new_empty(*g.shape[:-1], g.shape[-1] - 1)
     rows = max(1, BLOCK // g.shape[-1])
-    blocks = (torch.split(tensor.flatten(0, -2), rows) for tensor in (g, out))
+    blocks = (torch.split(tensor.view(-1, tensor.shape[-1]), rows) for tensor in (g.contiguous(), out))
     for part, target in zip(*blocks, strict=True):
         torch.mul(_later(part), -r, out=target).addcmul_(part[..., :-1], s)
     return out
@@ -91,18 +91,22 @@ def _batch_first(x: Tensor, in_dims: tuple[int | None, ...]) -> Tensor:
     return x if in_dims[0] is None else x.movedim(in_dims[0], 0)
 
 
-class _Separate(torch.autograd.Function):
-    """The forward map, differentiable any number of times: its derivative is `_Adjoint`, whose derivative is itself."""
-
-    @staticmethod
-    def forward(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
-        return _forward(x, s, r)
+class _LinearMap(torch.autograd.Function):
+    """A linear map of x with fixed s and r: differentiable any number of times, in either mode."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         _, s, r = inputs
         ctx.save_for_backward(s, r)
         ctx.save_for_forward(s, r)
+
+
+class _Separate(_LinearMap):
+    """x (..., C-1) to logits (..., C)."""
+
+    @staticmethod
+    def forward(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
+        return _forward(x, s, r)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -117,18 +121,12 @@ class _Separate(torch.autograd.Function):
         return _Separate.apply(_batch_first(x, in_dims), s, r), 0  # type: ignore[no-untyped-call]
 
 
-class _Adjoint(torch.autograd.Function):
-    """The transposed map, g (..., C) to (..., C-1)."""
+class _Adjoint(_LinearMap):
+    """g (..., C) to (..., C-1)."""
 
     @staticmethod
     def forward(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
         return _adjoint(g, s, r)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        _, s, r = inputs
-        ctx.save_for_backward(s, r)
-        ctx.save_for_forward(s, r)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maxsep.heads import Head, MaxSeparationHead, PlainHead, build, names
+from maxsep.heads import Head, MaxSeparation, MaxSeparationHead, PlainHead, build, names
 from maxsep.heads.base import Identified, linear_from
-from maxsep.heads.registry import _heads
+from maxsep.heads.registry import name_of
+from maxsep.ops import separate
 from maxsep.surgery.locate import find_heads
+from maxsep.surgery.tree import join, submodule
 
 __all__ = ["HeadRecord", "fit_to_model", "records_of"]
 
 State = dict[str, Tensor]
+MATRIX = "matrix"
+"""The kind of a MaxSeparation, which is a layer and no head."""
 OPTIONS = ("normalise", "temperature", "reserved", "iterations")
 
 
@@ -38,10 +42,19 @@ def records_of(model: nn.Module) -> tuple[HeadRecord, ...]:
     >>> records_of(nn.Sequential(MaxSeparationHead(4, 3)))[0].kind
     'maxsep'
     """
-    return tuple(
+    first = {path: index for index, (path, _) in enumerate(find_heads(model))}
+    places = list(model.named_modules(remove_duplicate=False))  # a head that stands at two places is told twice
+    heads = [
         HeadRecord(path, _kind(head), head.in_features, head.num_classes, head.radius, _options(head))
-        for path, head in find_heads(model)
-    )
+        for path, head in places
+        if isinstance(head, Head)
+    ]
+    matrices = [
+        HeadRecord(path, MATRIX, module.num_classes - 1, module.num_classes, module.radius, _layer_before(model, path))
+        for path, module in places
+        if isinstance(module, MaxSeparation)
+    ]
+    return (*sorted(heads, key=lambda record: first.get(record.path, len(first))), *matrices)
 
 
 def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module) -> State:
@@ -54,21 +67,45 @@ def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module
     modules = dict(model.named_modules(remove_duplicate=False))
     for record in records:
         target = modules.get(record.path)
-        if isinstance(target, Head):
+        if isinstance(target, Head | MaxSeparation):
             _check_same(record, target)
+        elif record.kind == MATRIX:
+            _merge_into_layer(state, record)
         elif target is not None:
             _replace(state, record.path, _folded_state(state, record))
     saved = {record.path for record in records}
-    for path, head in find_heads(model):
-        if path not in saved:
+    for path, head in modules.items():
+        if isinstance(head, Head) and path not in saved:
             _replace(state, path, _unfolded_state(state, path, head))
     _check_fits(state, model)
     return state
 
 
-def _kind(head: Head) -> str:
-    registered = {kind: name for name, kind in _heads.items()}
-    return registered.get(type(head), type(head).__qualname__)
+def _layer_before(model: nn.Module, path: str) -> dict[str, Any]:
+    """Name the nn.Linear that `fold` would merge a MaxSeparation with."""
+    parent, _, name = path.rpartition(".")
+    owner = submodule(model, parent)
+    names = list(owner._modules) if isinstance(owner, nn.Sequential) else []
+    before = names[names.index(name) - 1] if name in names and names.index(name) > 0 else None
+    return {} if before is None or not isinstance(owner, nn.Sequential) else {"layer": join(parent, before)}
+
+
+def _merge_into_layer(state: State, record: HeadRecord) -> None:
+    """Fold a saved MaxSeparation into the layer before it, as `fold` does with the modules."""
+    layer = record.options.get("layer")
+    if layer is None or f"{layer}.weight" not in state:
+        return  # the comparison of names and shapes will say what does not fit
+    state[f"{layer}.weight"] = separate(state[f"{layer}.weight"].T, record.radius).T.contiguous()
+    if f"{layer}.bias" in state:
+        state[f"{layer}.bias"] = separate(state[f"{layer}.bias"], record.radius)
+    state.pop(join(record.path, "_extra_state"), None)
+
+
+def _kind(head: nn.Module) -> str:
+    if isinstance(head, MaxSeparation):
+        return MATRIX
+    assert isinstance(head, Head)
+    return name_of(head) or type(head).__qualname__
 
 
 def _options(head: Head) -> dict[str, Any]:
@@ -76,12 +113,12 @@ def _options(head: Head) -> dict[str, Any]:
     return {"bias": getattr(head, "bias", None) is not None} | told
 
 
-def _check_same(record: HeadRecord, head: Head) -> None:
+def _check_same(record: HeadRecord, head: Head | MaxSeparation) -> None:
     where = f"the head at {record.path!r}" if record.path else "the head"
     pairs = (
         ("kind", record.kind, _kind(head)),
         ("num_classes", record.num_classes, head.num_classes),
-        ("in_features", record.in_features, head.in_features),
+        ("in_features", record.in_features, getattr(head, "in_features", record.in_features)),
         ("radius", record.radius, head.radius),
     )
     for what, was, now in pairs:

@@ -28,7 +28,8 @@ def fold(model_or_head: nn.Module) -> nn.Module:
     numbering stays. Any other MaxSeparation becomes a frozen nn.Linear that holds the matrix, up to 10,000 classes.
     Device, dtype, train mode and requires_grad are kept. A model inside DDP or torch.compile is taken out first.
 
-    Pitfall: train on with the original. The folded layer has other gradients: it is a plain classifier.
+    Pitfall: train on with the original. The folded layer has other gradients: it is a plain classifier. Hooks on a
+    head stay with the head.
 
     >>> from maxsep import MaxSeparationHead
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), MaxSeparationHead(8, 3))
@@ -44,6 +45,12 @@ def fold(model_or_head: nn.Module) -> nn.Module:
             f"{type(model).__name__} has no head of maxsep, so there is nothing to fold. "
             "Pass the model that maxsep.attach returned."
         )
+    # Weights are multiplied in their own precision, and can be trained on, wherever the call stands.
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        return _folded(model)
+
+
+def _folded(model: nn.Module) -> nn.Module:
     box = nn.ModuleList([copy.deepcopy(model)])  # a root above the root: a bare head is then like any other
     _merge_pairs(box)
     like = _reference(box)

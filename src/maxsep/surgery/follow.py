@@ -54,12 +54,12 @@ def follow_num_classes(model: nn.Module, path: str, old: int, new: int, *, keep_
             if vars(owner).get(name) == old:
                 setattr(owner, name, new)
     config = getattr(model, "config", None)
-    if getattr(config, "id2label", None) is not None and getattr(config, "num_labels", None) == old:
+    if hasattr(config, "id2label") and getattr(config, "num_labels", old) in (None, old):
         _follow_labels(config, new, keep_labels)
 
 
 def _follow_labels(config: Any, new: int, keep_labels: bool) -> None:
-    kept = dict(config.id2label) if keep_labels else {}
-    config.num_labels = new  # writes LABEL_0 ... into id2label and label2id
-    config.id2label = {index: kept.get(index, name) for index, name in config.id2label.items()}
+    kept = dict(config.id2label or {}) if keep_labels else {}
+    config.num_labels = new
+    config.id2label = {index: kept.get(index, f"LABEL_{index}") for index in range(new)}
     config.label2id = {name: index for index, name in config.id2label.items()}

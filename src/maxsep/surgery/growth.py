@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from maxsep.simplex import coefficients
 
-__all__ = ["grow_rows", "grow_squares"]
+__all__ = ["grow_rows", "grow_squares", "pad_rows"]
 
 
 def grow_rows(rows: Tensor, new_classes: int) -> Tensor:
@@ -33,8 +33,8 @@ def grow_rows(rows: Tensor, new_classes: int) -> Tensor:
     diagonal, below, r = _coefficients(rows, new_classes)
     wide = rows.double()
     earlier = _earlier(wide * r)
-    grown = _pad(wide * diagonal, 1) - earlier * below
-    return _pad(grown, new_classes - 1).to(rows.dtype)
+    grown = pad_rows(wide * diagonal, 1) - earlier * below
+    return pad_rows(grown, new_classes - 1).to(rows.dtype)
 
 
 def grow_squares(rows: Tensor, new_classes: int) -> Tensor:
@@ -49,7 +49,7 @@ def grow_squares(rows: Tensor, new_classes: int) -> Tensor:
     """
     diagonal, below, r = _coefficients(rows, new_classes)
     wide = rows.double()
-    grown = _pad(wide * diagonal**2, 1) + _earlier(wide * r**2) * below**2
+    grown = pad_rows(wide * diagonal**2, 1) + _earlier(wide * r**2) * below**2
     unreached = wide.mean(0, keepdim=True).expand(new_classes - 1, *wide.shape[1:])
     return torch.cat([grown, unreached]).to(rows.dtype)
 
@@ -72,5 +72,11 @@ def _earlier(rows: Tensor) -> Tensor:
     return torch.cat([rows.new_zeros(1, *rows.shape[1:]), rows.cumsum(0)])
 
 
-def _pad(rows: Tensor, more: int) -> Tensor:
+def pad_rows(rows: Tensor, more: int) -> Tensor:
+    """Append rows of zeros.
+
+    >>> pad_rows(torch.ones(1, 2), 1)
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, more))

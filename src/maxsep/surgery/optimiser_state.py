@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from maxsep.heads import ETFHead, Head
-from maxsep.surgery.growth import grow_rows, grow_squares
+from maxsep.surgery.growth import grow_rows, grow_squares, pad_rows
 
 __all__ = ["carry_optimiser_state", "check_can_carry"]
 
@@ -45,7 +44,7 @@ def carry_optimiser_state(optimiser: torch.optim.Optimizer, old_head: Head, new_
             f"new_head must be what grow made of old_head, got {new_head} for {old_head}. "
             "Call new_head = maxsep.grow(old_head, new_classes) first."
         )
-    rows, squares = (_pad, _pad_with_mean) if isinstance(old_head, ETFHead) else (grow_rows, grow_squares)
+    rows, squares = (pad_rows, _pad_with_mean) if isinstance(old_head, ETFHead) else (grow_rows, grow_squares)
     for name, old in old_head.named_parameters():
         new = new_head.get_parameter(name)
         if _replace_parameter(optimiser, old, new) and old in optimiser.state:
@@ -99,10 +98,6 @@ def _mapped(
     mapped = (rows if key in LINEAR else squares)(value, added)
     assert mapped.shape == new.shape
     return mapped
-
-
-def _pad(rows: Tensor, more: int) -> Tensor:
-    return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, more))
 
 
 def _pad_with_mean(rows: Tensor, more: int) -> Tensor:

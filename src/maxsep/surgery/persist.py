@@ -67,6 +67,7 @@ def save(
     ('cat', 'dog', 'owl')
     """
     safetensors = _safetensors()
+    _check_model(model, "save(model, folder)")
     inner = unwrap(model)
     tensors, aliases = _tensors(inner)
     heads = records_of(inner)
@@ -113,6 +114,7 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     True
     """
     safetensors = _safetensors()
+    _check_model(model, "load(folder, model)")
     place, inner = Path(folder), unwrap(model)
     verify_folder(place, (WEIGHTS, DESCRIPTION))
     if any(parameter.is_meta for parameter in inner.parameters()):
@@ -132,6 +134,11 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
         maxsep_version=description["maxsep_version"],
         torch_version=description["torch_version"],
     )
+
+
+def _check_model(model: Any, call: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the call is {call}, with an nn.Module as model, got {type(model).__name__}.")
 
 
 def _safetensors() -> Any:

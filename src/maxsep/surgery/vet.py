@@ -32,13 +32,24 @@ def vet(model: nn.Module, path: str, layer: nn.Linear) -> None:
             f"{where} shares its parameters with {', '.join(map(repr, tied))}, and a head of its own would untie them. "
             "Give the classifier parameters of its own first."
         )
-    parent = submodule(model, path.rpartition(".")[0])
-    after = [child for name, child in parent.named_children()] if isinstance(parent, nn.Sequential) else []
-    if layer in after and any(isinstance(child, nn.Sigmoid) for child in after[after.index(layer) :]):
+    if _meets_a_sigmoid(model, path):
         raise ValueError(
             f"{where} is followed by a Sigmoid: one decision per output, where a common shift of the logits means "
             "something. Maximum separation is for one label out of C; keep this head as it is."
         )
+
+
+def _meets_a_sigmoid(model: nn.Module, path: str) -> bool:
+    """Whether a Sigmoid is registered after a layer, beside it or beside a part that ends with it."""
+    parts = path.split(".") if path else []
+    for depth in range(len(parts), 0, -1):
+        parent = submodule(model, ".".join(parts[: depth - 1]))
+        children = list(parent.named_children()) if parent is not None else []
+        names = [name for name, _ in children]
+        later = children[names.index(parts[depth - 1]) + 1 :]
+        if later:  # the layer is not the last of this part: what follows decides
+            return any(isinstance(child, nn.Sigmoid) for _, child in later)
+    return False
 
 
 _REFUSED: tuple[tuple[Callable[[nn.Linear], bool], str], ...] = (

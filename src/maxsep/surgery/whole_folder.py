@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from maxsep.durable import sha256_of, sync_file, sync_folder
 
 __all__ = ["MANIFEST", "verify_folder", "write_folder"]
 
@@ -38,16 +39,17 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     temporary.mkdir()
     try:
         write(temporary)
-        sums = {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in temporary.iterdir()}
+        sums = {path.name: {"size": path.stat().st_size, "sha256": sha256_of(path)} for path in temporary.iterdir()}
         manifest = {"format": FORMAT, "files": dict(sorted(sums.items()))}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
-            _sync(path)
+        for path in temporary.iterdir():
+            sync_file(path)
+        sync_folder(temporary)
         _put(temporary, folder, aside)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync(folder.parent)
+    sync_folder(folder.parent)
 
 
 def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
@@ -66,7 +68,7 @@ def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
         path = folder / name
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing. Copy the whole folder again, or save it again.")
-        size, digest = path.stat().st_size, _sha256(path)
+        size, digest = path.stat().st_size, sha256_of(path)
         if size != expected[name]["size"] or digest != expected[name]["sha256"]:
             raise ValueError(
                 f"{path} is damaged: it was written with {expected[name]['size']} bytes, SHA-256 "
@@ -102,16 +104,3 @@ def _put(temporary: Path, folder: Path, aside: Path) -> None:
         aside.rename(folder)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
