@@ -14,8 +14,11 @@ test: lint types spelling unit
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints/cpu.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+		(echo "maxsep needs Python 3.11 or later; say which one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints/cpu.txt --editable ".[dev]"
+	# through the environment, so that the build backend is pinned too
+	PIP_CONSTRAINT=$(CURDIR)/constraints/cpu.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
 lint: setup

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def snippets(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+
+
+def test_the_readme_runs_in_a_process_of_its_own():
+    """Without what the tests set up: as somebody would paste it."""
+    code = "\n".join(snippets(ROOT / "README.md"))
+    assert code
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
