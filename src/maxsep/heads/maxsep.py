@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from maxsep.checks import check_last_dimension, check_num_classes, check_radius
 from maxsep.heads.base import Identified, LayerHead
 from maxsep.heads.registry import register
-from maxsep.ops import separate, widened
+from maxsep.ops import separate, separate_linear, widened
 from maxsep.ops.scan import separate_adjoint
 from maxsep.simplex import simplex
 
 __all__ = ["MaxSeparation", "MaxSeparationHead"]
 
-torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
+# a symbolic trace keeps the product as one call
+torch.fx.wrap("separate")
+torch.fx.wrap("separate_linear")
 
 
 class MaxSeparation(Identified):
@@ -80,7 +82,7 @@ class MaxSeparationHead(LayerHead):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
-        return separate(self.features(x), self.radius)
+        return separate_linear(self._checked(x), self.weight, self.bias, self.radius)
 
     def class_vectors(self) -> Tensor:
         """Return P^T, (C, C-1): the fixed unit vectors that `features` is compared with. Dense: C^2 numbers."""

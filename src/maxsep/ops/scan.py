@@ -27,7 +27,7 @@ def separate_scan(x: Tensor, radius: float) -> Tensor:
     >>> separate_scan(torch.tensor([[1.0, 0.0]]), 2.0)
     tensor([[ 2., -1., -1.]])
     """
-    s, r = _scaled_coefficients(x.shape[-1] + 1, radius, x)
+    s, r = scaled_coefficients(x.shape[-1] + 1, radius, x)
     if torch.compiler.is_compiling():
         return _forward_traced(x, s, r)
     result: Tensor = _Separate.apply(x, s, r)  # type: ignore[no-untyped-call]
@@ -42,12 +42,17 @@ def separate_adjoint(g: Tensor, radius: float) -> Tensor:
     >>> separate_adjoint(torch.tensor([[1.0, -0.5, -0.5]]), 2 / 3)
     tensor([[1., 0.]])
     """
-    s, r = _scaled_coefficients(g.shape[-1], radius, g)
+    s, r = scaled_coefficients(g.shape[-1], radius, g)
     result: Tensor = _Adjoint.apply(g, s, r)  # type: ignore[no-untyped-call]
     return result
 
 
-def _scaled_coefficients(num_classes: int, radius: float, like: Tensor) -> tuple[Tensor, Tensor]:
+def scaled_coefficients(num_classes: int, radius: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return s and r of `coefficients` times the radius, where and as precise as another tensor is.
+
+    >>> scaled_coefficients(2, 3.0, torch.zeros(1))
+    (tensor([3.]), tensor([3.]))
+    """
     s, r = cached_coefficients(num_classes, like.dtype, like.device)
     return (s, r) if radius == 1 else (s * radius, r * radius)
 
