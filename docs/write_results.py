@@ -1,4 +1,4 @@
-"""Write the README's table of results from the run records, so that no number in it is typed by hand.
+"""Write the README's tables from the run records and benchmarks, so that no number in them is typed by hand.
 
 python docs/write_results.py           # rewrites README.md
 """
@@ -10,7 +10,8 @@ import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
+RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
+COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
     ("plain", 1.0): "plain head",
@@ -45,11 +46,31 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def cost() -> str:
+    """What the head costs, in Markdown."""
+    head = json.loads((ROOT / "results" / "head_cpu.json").read_text())["results"]
+    training = json.loads((ROOT / "results" / "train_gpu.json").read_text())["results"]
+    rows = ["| what | figure |", "|---|---|"]
+    for classes in (1_000, 10_000, 100_000):
+        overhead = head[f"head C={classes}"]["overhead"]
+        rows.append(f"| head and cross-entropy over nn.Linear, {classes:,} classes, CPU | +{100 * overhead:.0f} % |")
+    for classes in (1_000, 10_000):
+        ratio = head[f"product C={classes}"]["ratio"]
+        rows.append(f"| O(C) product against the dense matrix, {classes:,} classes, CPU | {ratio:.0f} times faster |")
+    memory = head["memory C=1000000"]["peak_gib"]
+    rows.append(f"| peak memory of forward and backward, 1,000,000 classes, batch 32, CPU | {memory:.1f} GiB |")
+    idle, busy = (training[name]["images_per_second"] for name in ("+ CUDA graph", "+ CUDA graph, host busy"))
+    rows.append(f"| training the paper's ResNet, batch 512, one H200 | {idle:,.0f} images/s |")
+    rows.append(f"| the same with every core of the host busy | {busy:,.0f} images/s |")
+    return "\n".join(rows) + "\n"
+
+
 def rewritten(text: str) -> str:
-    """The README with its table replaced."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + table() + END + after
+    """The README with its tables replaced."""
+    for (begin, end), content in ((RESULTS, table()), (COST, cost())):
+        before, rest = text.split(begin)
+        text = before + begin + content + end + rest.split(end)[1]
+    return text
 
 
 if __name__ == "__main__":
