@@ -58,3 +58,11 @@ def test_readme_names_the_two_commands():
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_the_verdict_in_the_readme_is_that_of_the_records():
+    from scipy.stats import ttest_rel
+
+    accuracies = runpy.run_path(str(ROOT / "docs" / "write_results.py"))["accuracies"]
+    p = ttest_rel(accuracies("cifar10", "maxsep", 0.1), accuracies("cifar10", "scaled", 0.1)).pvalue
+    assert f"p = {p:.2f}" in (ROOT / "README.md").read_text()
