@@ -16,8 +16,8 @@ SOURCE = ROOT / "src" / "maxsep"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = {  # a room may import from rooms with a smaller number, and from itself
-    "checks": 0, "simplex": 1, "ops": 2, "heads": 3, "surgery": 4, "losses": 4, "detect": 4, "analysis": 4,
-    "sklearn": 5, "lab": 6, "cli": 7, "__init__": 8, "__main__": 8,
+    "checks": 0, "durable": 0, "simplex": 1, "ops": 2, "heads": 3, "surgery": 4, "losses": 4, "detect": 4,
+    "analysis": 4, "sklearn": 5, "lab": 6, "cli": 7, "__init__": 8, "__main__": 8,
 }  # fmt: skip
 LAB = {
     "__init__": 0, "spec": 0, "data": 1, "networks": 1, "engine": 2, "recipes": 3, "estimate": 4, "grid": 5,

@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from maxsep.lab.data.checksums import SUMS, digest, record, verify
+from maxsep.durable import sha256_of
+from maxsep.lab.data.checksums import SUMS, record, verify
 
 
 def test_record_is_what_sha256sum_reads(tmp_path):
@@ -27,7 +28,7 @@ def test_verify(tmp_path):
     verify(path)
     verify(path, b"one")
     path.write_bytes(b"two")
-    with pytest.raises(ValueError, match=f"x is damaged: its SHA-256 is {digest(path)}, .*fetch the data again"):
+    with pytest.raises(ValueError, match=f"x is damaged: its SHA-256 is {sha256_of(path)}, .*fetch the data again"):
         verify(path)
     (tmp_path / "unlisted").write_bytes(b"")
     verify(tmp_path / "unlisted")

@@ -92,6 +92,64 @@ def test_class_without_training_image(tmp_path, write_cifar, cifar_batch):
         load_cifar("cifar10", tmp_path)
 
 
+@pytest.mark.parametrize("part", ["data_batch_1", "data_batch_4", "test_batch"])
+@pytest.mark.parametrize("writer", ["python2", "python3"])
+def test_a_batch_shorter_than_the_meta_file_says_is_named(
+    tmp_path, write_cifar, cifar_batch, python2_pickle, part, writer
+):
+    folder = write_cifar(tmp_path, writer=writer)
+    dumps = python2_pickle if writer == "python2" else pickle.dumps
+    meta = {"label_names": [f"class {i}" for i in range(10)], "num_cases_per_batch": 4}
+    (folder / "batches.meta").write_bytes(dumps(meta))
+    assert len(load_cifar("cifar10", tmp_path).train) == 20
+    longer = ("data_batch_2", cifar_batch("cifar10", 14))  # so that no class goes missing
+    for name, batch in (longer, (part, cifar_batch("cifar10", 3))):
+        (folder / name).write_bytes(pickle.dumps(batch))
+    first = min(part, "data_batch_2")
+    sizes = f"expected 4 images, as batches.meta says, found {3 if first == part else 14}"
+    with pytest.raises(ValueError, match=rf"{first}: {sizes}\. .*fetch the official archive again"):
+        load_cifar("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["data_batch_2", "test_batch"])
+def test_without_such_a_number_all_batches_must_be_as_long(tmp_path, write_cifar, cifar_batch, part):
+    folder = write_cifar(tmp_path)
+    (folder / part).write_bytes(pickle.dumps(cifar_batch("cifar10", 5, start=3)))
+    with pytest.raises(ValueError, match=rf"{part}: expected 4 images, as data_batch_1 has, found 5"):
+        load_cifar("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("number", ["4", 0, True, None])
+def test_a_number_of_images_that_is_none(tmp_path, write_cifar, number):
+    folder = write_cifar(tmp_path)
+    meta = {"label_names": [f"class {i}" for i in range(10)], "num_cases_per_batch": number}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta))
+    with pytest.raises(
+        ValueError, match=r"batches.meta: 'num_cases_per_batch' must be the number of images in a batch"
+    ):
+        load_cifar("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_cifar100_has_equally_many_images_of_every_class(tmp_path, write_cifar, cifar_batch, part):
+    folder = write_cifar(tmp_path, "cifar100")
+    (folder / part).write_bytes(pickle.dumps(cifar_batch("cifar100", 199)))
+    message = rf"{part}: expected 2 images of every class, found 1 of class 99 \(class 99\), 199 in all"
+    with pytest.raises(ValueError, match=message):
+        load_cifar("cifar100", tmp_path)
+
+
+def test_a_label_that_unfolds_without_end_is_refused_in_a_line(tmp_path, write_cifar, cifar_batch):
+    label = [1]
+    for _ in range(200):
+        label = [label, label]
+    folder = write_cifar(tmp_path)
+    (folder / "data_batch_2").write_bytes(pickle.dumps(cifar_batch("cifar10", 4, labels=[0, 1, 2, label]), protocol=2))
+    with pytest.raises(ValueError, match=r"data_batch_2: label \[\[.* of image 3 is out of range") as caught:
+        load_cifar("cifar10", tmp_path)
+    assert len(str(caught.value)) < 500
+
+
 def test_hostile_batch_is_refused_not_run(tmp_path, write_cifar):
     folder = write_cifar(tmp_path)
     marker = tmp_path / "executed"

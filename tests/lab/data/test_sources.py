@@ -70,6 +70,7 @@ def test_wrong_archive_on_the_server(tmp_path, official, server, visible):
         load("cifar10", tmp_path / "data", download=True)
     assert f"Without a network, fetch it elsewhere ({len(official)} bytes" in str(caught.value)
     assert f"put it at {tmp_path / 'data' / 'cifar-10-python.tar.gz'}" in str(caught.value)
+    assert "set MAXSEP_MIRRORS to the address of a mirror" in str(caught.value)
     assert visible(tmp_path / "data") == []
 
 
@@ -123,8 +124,11 @@ def test_table_of_official_files():
     ],
 )
 def test_missing_data_says_what_to_put_where(tmp_path, dataset, parts):
-    with pytest.raises(FileNotFoundError, match=f"{dataset} is not in .*expected {parts}.*--data DIR or MAXSEP_DATA"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{dataset} is not in .*expected {parts}.*--data DIR or MAXSEP_DATA"
+    ) as caught:
         load(dataset, tmp_path)
+    assert "add --download to fetch them (set MAXSEP_MIRRORS to try mirrors of your own first)" in str(caught.value)
     with pytest.raises(FileNotFoundError, match="That folder does not exist"):
         load(dataset, tmp_path / "nowhere")
 

@@ -52,5 +52,5 @@ def test_a_missing_gpu_is_said_to_be_missing(monkeypatch):
 
 def test_a_missing_fabric_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    with pytest.raises(ImportError, match=r'pip install "maxsep\[train\]"'):
+    with pytest.raises(ImportError, match=r'pip install "maxsep\[lab\]"'):
         make_fabric(RunSpec(), Execution(device="cpu"))

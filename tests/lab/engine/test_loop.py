@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from maxsep.lab.engine import CheckpointError, NonFiniteError, checkpoint, step, train, trainer
+from maxsep.lab.engine import CheckpointError, NonFiniteError, assemble, checkpoint, loop, step, train, trainer
 from maxsep.lab.spec import Execution, RunSpec, options
 
 SPEC = RunSpec(epochs=3, batch_size=256, evaluate_every=2, max_train=700, max_test=200, augmentation="crop_flip")
@@ -83,6 +83,16 @@ def test_the_same_spec_gives_the_same_bits_and_leaves_the_callers_randomness_alo
     assert rows(again) == rows(finished)
 
 
+def test_every_epoch_sees_every_image_once_the_short_last_batch_included(tmp_path, monkeypatch):
+    call, seen = step.Step.__call__, []
+    monkeypatch.setattr(step.Step, "__call__", lambda self, indices: seen.append(indices) or call(self, indices))
+    run(tmp_path)
+    assert [len(indices) for indices in seen] == [256, 256, 188] * SPEC.epochs
+    epochs = [torch.cat(seen[start : start + 3]) for start in range(0, len(seen), 3)]
+    assert all(sorted(epoch.tolist()) == list(range(700)) for epoch in epochs)
+    assert not torch.equal(epochs[0], epochs[1])
+
+
 def test_another_seed_gives_other_weights(finished, tmp_path):
     assert weights(run(tmp_path, SPEC.replace(seed=1))) != weights(finished)
 
@@ -120,7 +130,7 @@ def test_a_signal_finishes_the_step_saves_and_exits(finished, tmp_path, monkeypa
         with pytest.raises(SystemExit) as caught:
             train(SPEC, runs=tmp_path, execution=CPU)
     assert caught.value.code == code
-    assert f"stopped by a signal at epoch {at // 3}, step {at % 3 + 1}; run again" in capsys.readouterr().err
+    assert f"stopped by a signal after epoch {at // 3 + 1}/3, step {at % 3 + 1}/3; run again" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     folder = run(tmp_path)
     assert weights(folder) == weights(finished)
@@ -189,6 +199,24 @@ def test_other_conditions_are_told_on_resume(tmp_path, monkeypatch, capsys):
     assert "resumed under other conditions (torch 1.0 -> 2." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"channels_last": True}, "channels_last False -> True"),
+        ({"compile": True}, "compile False -> True"),
+        ({"extra": options(compile_mode="max-autotune")}, "compile_mode None -> max-autotune"),
+    ],
+)
+def test_another_way_to_compute_is_told_on_resume(tmp_path, monkeypatch, capsys, change, told):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            run(tmp_path)
+    monkeypatch.setattr(assemble, "_compile", lambda *_: None)  # what is told does not wait for a compiler
+    train(SPEC, runs=tmp_path, execution=Execution(device="cpu", **change))
+    assert f"resumed under other conditions ({told}): not bit-identical" in capsys.readouterr().err
+
+
 def test_a_loss_that_is_no_number_stops_before_the_weights_move(tmp_path, monkeypatch):
     seen = []
 
@@ -201,7 +229,7 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_move(tmp_path, monkey
 
     call = step.Step.__call__
     monkeypatch.setattr(step.Step, "__call__", spoil)
-    with pytest.raises(NonFiniteError, match="became nan at epoch 1, step 2") as caught:
+    with pytest.raises(NonFiniteError, match="became nan at epoch 2/3, step 3") as caught:
         run(tmp_path)
     assert (caught.value.epoch, caught.value.step) == (1, 2)
     before, network = seen
@@ -209,7 +237,7 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_move(tmp_path, monkey
 
 
 def test_a_real_divergence_is_caught(tmp_path):
-    with pytest.raises(NonFiniteError, match=r"at epoch \d+, step \d+.*learning rate 1e\+20"):
+    with pytest.raises(NonFiniteError, match=r"at epoch \d/3, step \d.*learning rate 1e\+20"):
         run(tmp_path, SPEC.replace(learning_rate=1e20, schedule="constant", weight_decay=0.1))
 
 
@@ -222,7 +250,7 @@ def test_a_device_that_is_not_waited_for_is_checked_at_the_end_of_the_epoch(tmp_
         return loss * float("inf") if (self.epoch, self.position) == (1, 1) else loss
 
     monkeypatch.setattr(step.Step, "__call__", unwatched)
-    with pytest.raises(NonFiniteError, match=r"became inf at epoch 1, step 1. Nothing was saved since"):
+    with pytest.raises(NonFiniteError, match=r"became inf at epoch 2/3, step 2. Nothing was saved since"):
         run(tmp_path)
 
 
@@ -255,9 +283,80 @@ def test_variants_train_and_resume_to_the_same_bits(tmp_path, monkeypatch, spec,
     "field",
     ["dataset", "network", "head", "loss", "schedule", "optimiser", "augmentation", "normalisation"],
 )
-def test_unknown_names_list_the_known(tmp_path, field):
-    with pytest.raises(ValueError, match=rf"(?i)unknown {field}.*'nothing'.*known"):
-        run(tmp_path, SPEC.replace(**{field: "nothing"}))
+def test_unknown_names_list_the_known_and_leave_nothing_behind(tmp_path, monkeypatch, field):
+    monkeypatch.setattr(loop, "prepare", None)  # before any data are read or fetched
+    with pytest.raises(ValueError, match=rf"unknown {field} 'nothing'\. Known: \w+"):
+        run(tmp_path / "runs", SPEC.replace(**{field: "nothing"}))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"dataset": "folder:nowhere"}, FileNotFoundError),
+        ({"network": "timm/nothing"}, ValueError),
+        ({"head_options": options(nothing=1)}, TypeError),
+        ({"loss_options": options(nothing=1)}, ValueError),
+        ({"normalisation": "cifar10"}, ValueError),
+        ({"max_train": 3}, ValueError),
+    ],
+)
+def test_what_shows_when_it_is_built_leaves_nothing_behind(tmp_path, change, error):
+    with pytest.raises(error):
+        run(tmp_path / "runs", SPEC.replace(**change))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_failure_is_written_down_until_the_run_is_finished(finished, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(step.Step, "__call__", lambda self, indices: torch.tensor(float("nan")))
+        with pytest.raises(NonFiniteError):
+            run(tmp_path)
+    told = json.loads((tmp_path / SPEC.name / "failure.json").read_text())
+    assert set(told) == {"schema", "spec", "error", "traceback"}
+    assert told["schema"] == 1
+    assert RunSpec.from_dict(told["spec"]) == SPEC
+    assert told["error"].startswith("NonFiniteError: the training loss became nan at epoch 1/3, step 1")
+    assert "in check_losses" in told["traceback"]
+    folder = run(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in finished.iterdir())
+    assert weights(folder) == weights(finished)
+
+
+def test_an_interruption_is_no_failure(tmp_path, monkeypatch):
+    stop_at(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        run(tmp_path)
+    assert not (tmp_path / SPEC.name / "failure.json").exists()
+
+
+def test_a_torn_line_of_metrics_is_mended_on_resume(finished, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            run(tmp_path)
+    with (tmp_path / SPEC.name / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 1, "learn')
+    folder = run(tmp_path)
+    assert rows(folder) == rows(finished)
+    assert weights(folder) == weights(finished)
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_a_download_is_allowed_only_where_it_is_asked_for(tmp_path, monkeypatch, capsys, download):
+    def prepare(spec, root, *, download, progress):
+        asked.append((root, download))
+        for done in (0, 10_000_000, 11_000_000, 30_000_000):
+            progress(done, 30_000_000)
+        return real(spec, root)
+
+    asked, real = [], loop.prepare
+    monkeypatch.setattr(loop, "prepare", prepare)
+    spec = SPEC.replace(epochs=1)
+    train(spec, data_root=tmp_path, runs=tmp_path, execution=CPU, **({"download": True} if download else {}))
+    assert asked == [(tmp_path, download)]
+    told = [line.removeprefix(f"{spec.name}: ") for line in capsys.readouterr().err.splitlines()]
+    assert told[:3] == ["downloaded 10 of 30 MB", "downloaded 30 of 30 MB", "training, 3 steps"]
 
 
 def test_the_number_of_threads_can_be_set(tmp_path):

@@ -24,7 +24,7 @@ def test_the_loss_is_reported_with_place_images_and_cause():
         check_loss(RunSpec(), LATER, torch.tensor(float("nan")), logits, torch.tensor([40, 41, 42]))
     assert (caught.value.epoch, caught.value.step) == (2, 7)
     message = str(caught.value)
-    assert "the training loss became nan at epoch 2, step 7" in message
+    assert "the training loss became nan at epoch 3/20, step 8" in message
     assert "2 of 3 images (training images 41, 42)" in message
     assert "learning rate 0.1. Lower it" in message
     assert "weights were not changed" in message
@@ -45,7 +45,7 @@ def test_the_first_bad_gradient_is_named():
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     network[1].weight.grad[0, 0] = float("inf")
-    with pytest.raises(NonFiniteError, match=r"the gradient of 1\.weight is not finite at epoch 2, step 7"):
+    with pytest.raises(NonFiniteError, match=r"the gradient of 1\.weight is not finite at epoch 3/20, step 8"):
         check_gradients(RunSpec(), LATER, network)
 
 
@@ -64,7 +64,7 @@ def test_the_likely_cause_depends_on_the_run(spec, where, cause):
 
 def test_an_epoch_of_losses_names_the_first_bad_step():
     losses = torch.tensor([1.0, 2.0, float("inf"), float("nan")])
-    with pytest.raises(NonFiniteError, match=r"became inf at epoch 5, step 2. Nothing was saved since"):
+    with pytest.raises(NonFiniteError, match=r"became inf at epoch 6/20, step 3. Nothing was saved since"):
         check_losses(RunSpec(), losses, epoch=5, rate=0.1)
 
 

@@ -38,6 +38,16 @@ def test_a_new_run_is_announced():
     assert stream.getvalue() == f"{SPEC.name}: training, 4 steps\n"
 
 
+def test_a_download_is_seen(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = Terminal()
+    with choose_progress(SPEC, True, stream) as progress:
+        progress.download(17_000_000, 170_498_071)
+        progress.download(170_498_071, 170_498_071)
+    assert "downloaded 170 of 170 MB" in stream.getvalue()
+
+
 def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")

@@ -1,3 +1,5 @@
+from importlib.metadata import PackageNotFoundError
+
 import torch
 
 from maxsep.lab.engine import provenance
@@ -11,8 +13,18 @@ def test_versions_name_what_decides_the_numbers():
 
 
 def test_a_missing_package_is_none(monkeypatch):
-    monkeypatch.setattr(provenance, "_PACKAGES", ("no-such-package",))
-    assert provenance.versions.__wrapped__()["no-such-package"] is None
+    monkeypatch.setattr(provenance, "_PACKAGES", {"thing": ("no-such-package", "nor-this-one")})
+    assert provenance.versions.__wrapped__()["thing"] is None
+
+
+def test_fabric_may_come_with_pytorch_lightning(monkeypatch):
+    def version(package):
+        if package == "pytorch-lightning":
+            return "2.6.6"
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(provenance, "version", version)
+    assert provenance.versions.__wrapped__()["lightning-fabric"] == "2.6.6"
 
 
 def test_hardware_names_the_processor_and_the_threads():

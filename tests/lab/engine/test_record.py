@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from maxsep.lab.engine.record import RunFolder
+from maxsep.lab.engine.record import RunFolder, read_metrics
 from maxsep.lab.spec import RunSpec
 
 SPEC = RunSpec(epochs=1)
@@ -30,6 +30,26 @@ def test_metrics_beyond_the_resume_point_are_dropped(tmp_path):
     folder.rewrite_metrics([{"epoch": 0}])
     folder.append_metrics({"epoch": 1})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 0}\n{"epoch": 1}\n'
+
+
+def test_a_torn_last_line_is_passed_over_and_a_bad_one_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    RunFolder(tmp_path).append_metrics({"epoch": 0, "loss": 0.5})
+    whole = path.read_bytes()
+    for end in range(len(whole)):  # a kill can come at any byte
+        path.write_bytes(whole + whole[:end])
+        assert read_metrics(path) == [{"epoch": 0, "loss": 0.5}]
+    path.write_bytes(whole + b'{"epoch\n' + whole)
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is damaged"):
+        read_metrics(path)
+    path.write_bytes(b"3\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 1 is no JSON object"):
+        read_metrics(path)
+
+
+def test_a_failure_that_cannot_be_written_hides_no_error(tmp_path):
+    RunFolder(tmp_path / "gone").record_failure(SPEC, ValueError("bad"))
+    assert not (tmp_path / "gone").exists()
 
 
 def test_the_folder_of_another_spec_is_refused(tmp_path):

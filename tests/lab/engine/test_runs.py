@@ -38,6 +38,13 @@ def test_the_model_is_rebuilt_and_scores_the_same(folder):
         assert metrics[name] == pytest.approx(told[name])
 
 
+def test_a_torn_line_does_not_hide_a_finished_run(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "train')
+    assert load_run(copy).history == load_run(folder).history
+
+
 def test_an_unfinished_run_is_not_taken_for_one(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no finished run: there is no result.json"):
         load_run(tmp_path)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from maxsep.lab.engine.schedules import learning_rate, names
@@ -12,11 +14,13 @@ def test_the_papers_cosine_is_stepped_once_an_epoch():
     spec = RunSpec(schedule="cosine", epochs=200)
     assert rates(spec, 0, 50, 100, 150, 199) == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447, 6.168e-6], rel=1e-4)
     assert learning_rate(spec, 7, 3, 98) == learning_rate(spec, 7, 97, 98)
+    assert rates(spec, *range(200)) == [0.05 * (1 + math.cos(math.pi * epoch / 200)) for epoch in range(200)]
 
 
 def test_the_papers_step_decay_falls_every_thirty_epochs():
     spec = RunSpec(schedule="step", epochs=90, schedule_options=options(every=30, factor=0.1))
     assert rates(spec, 0, 29, 30, 59, 60, 89) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert rates(spec, *range(90)) == [0.1 * 0.1**fallen for fallen in range(3) for _ in range(30)]
 
 
 def test_ldam_warms_up_and_falls_twice():

@@ -35,8 +35,21 @@ def test_an_unknown_model_is_named(library):
 
 
 def test_a_model_without_a_linear_classifier_is_refused():
-    with pytest.raises(ValueError, match="torchvision/squeezenet1_0 does not end in one linear classifier"):
+    message = r"torchvision/squeezenet1_0 does not end in one linear classifier.*a convolution.*Use a model such as"
+    with pytest.raises(ValueError, match=message):
         networks.build("torchvision/squeezenet1_0", 10)
+
+
+def test_a_model_with_a_second_classifier_is_refused():
+    message = r"timm/deit_tiny_distilled_patch16_224 does not end in one .*it has 2 of them"
+    with pytest.raises(ValueError, match=message):
+        networks.build("timm/deit_tiny_distilled_patch16_224", 10, shape=(3, 32, 32))
+
+
+def test_a_model_built_without_its_auxiliary_classifiers_has_one_left():
+    network = networks.build("torchvision/googlenet", 7, aux_logits=False, init_weights=False)
+    assert network.num_features == 1024
+    assert network(torch.randn(2, 3, 64, 64)).shape == (2, 7)
 
 
 def test_torchvision_models_want_three_channels():
@@ -50,13 +63,24 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         networks.build("timm/resnet18", 10)
 
 
-def test_a_torchvision_of_another_torch_is_an_import_error(monkeypatch):
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("operator torchvision::nms does not exist"),
+        AttributeError("partially initialized module 'torchvision'"),  # the second attempt after the first
+        ImportError("libcudart.so.13: cannot open shared object file"),
+    ],
+)
+def test_a_torchvision_of_another_torch_is_one_clear_import_error(monkeypatch, library, error):
     def broken(name):
-        raise RuntimeError("operator torchvision::nms does not exist")
+        raise error
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    with pytest.raises(ImportError, match=r"torchvision is installed but cannot be imported.*nms.*belong together"):
-        networks.build("torchvision/resnet18", 10)
+    message = rf"{library} is installed but cannot be imported beside torch 2\..*torchvision.*belong together"
+    with pytest.raises(ImportError, match=message if "lib" not in str(error) else "belong together") as caught:
+        networks.build(f"{library}/resnet18", 10)
+    assert "pip install --force-reinstall torch torchvision" in str(caught.value)
 
 
 def test_options_reach_the_library():

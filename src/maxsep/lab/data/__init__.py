@@ -24,6 +24,7 @@ __all__ = [
     "DownloadError",
     "ImageSet",
     "augmentation",
+    "check_name",
     "hold_out",
     "limit",
     "load",
@@ -35,6 +36,22 @@ __all__ = [
 
 NAMES = ("digits", "cifar10", "cifar100", "svhn")
 ROOT_VARIABLE = "MAXSEP_DATA"
+_FOLDER = "folder:"
+
+
+def check_name(dataset: str) -> None:
+    """Raise if there is no dataset of this name; reads nothing.
+
+    >>> check_name("cifar10")
+    >>> check_name("mnist")
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, folder:PATH.
+    """
+    if dataset.startswith(_FOLDER):
+        parse_address(dataset.removeprefix(_FOLDER))
+    elif dataset not in NAMES:
+        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, {_FOLDER}PATH.")
 
 
 def load(
@@ -58,12 +75,10 @@ def load(
     >>> load("digits").train.num_classes
     10
     """
-    kind, _, address = dataset.partition(":")
-    if kind == "folder":
-        path, size = parse_address(address)
+    check_name(dataset)
+    if dataset.startswith(_FOLDER):
+        path, size = parse_address(dataset.removeprefix(_FOLDER))
         return load_folder(_find_folder(path, root), size, name=dataset)
-    if dataset not in NAMES:
-        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, folder:PATH.")
     if dataset == "digits":
         return load_digits()
     base = _root(dataset, root)
@@ -117,8 +132,8 @@ def _root(dataset: str, root: str | Path | None) -> Path:
     if not given:
         raise ValueError(
             f"{dataset} needs a data folder: pass --data DIR or set {ROOT_VARIABLE}. DIR holds the official files: "
-            "cifar-10-batches-py/, cifar-100-python/, svhn/train_32x32.mat and svhn/test_32x32.mat. "
-            "(digits needs none.)"
+            "cifar-10-batches-py/, cifar-100-python/, svhn/train_32x32.mat and svhn/test_32x32.mat; --download fetches "
+            "what is missing there. (digits needs none.)"
         )
     return Path(given).expanduser()
 

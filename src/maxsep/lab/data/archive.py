@@ -10,8 +10,8 @@ import tempfile
 import zlib
 from pathlib import Path, PurePosixPath
 
+from maxsep.durable import sync_folder
 from maxsep.lab.data.checksums import record
-from maxsep.lab.data.download import sync_folder
 from maxsep.lab.data.lock import locked
 
 _CHUNK = 1 << 20

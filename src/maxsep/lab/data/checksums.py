@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from pathlib import Path
+
+from maxsep.durable import replace_file, sha256_of
 
 SUMS = "SHA256SUMS"
 """Kept in the format of the sha256sum command: `sha256sum -c SHA256SUMS` checks a folder by hand."""
 
 
-def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Hash a file of any size."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
-
-
 def record(folder: Path, names: list[str]) -> None:
     """Write or extend the folder's SHA256SUMS with these files."""
-    sums = _read(folder) | {name: digest(folder / name) for name in names}
+    sums = _read(folder) | {name: sha256_of(folder / name) for name in names}
     text = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
-    temporary = folder / f".{SUMS}.{os.getpid()}"
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / SUMS)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(folder / SUMS, text.encode())
 
 
 def verify(path: Path, content: bytes | None = None) -> None:
@@ -45,7 +32,7 @@ def verify(path: Path, content: bytes | None = None) -> None:
     expected = _read(path.parent).get(path.name)
     if expected is None:
         return
-    actual = digest(path) if content is None else hashlib.sha256(content).hexdigest()
+    actual = sha256_of(path) if content is None else hashlib.sha256(content).hexdigest()
     if actual != expected:
         raise ValueError(
             f"{path} is damaged: its SHA-256 is {actual}, {SUMS} beside it says {expected}. "

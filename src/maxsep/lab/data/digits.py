@@ -22,7 +22,7 @@ def load_digits() -> Data:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ImportError('the digits come with scikit-learn, which is missing: pip install "maxsep[train]"') from error
+        raise ImportError('the digits come with scikit-learn, which is missing: pip install "maxsep[lab]"') from error
     bunch = datasets.load_digits()
     levels = torch.from_numpy(bunch.images)
     images = (levels * 255 / 16).round().to(torch.uint8).unsqueeze(1)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import http.client
-import os
 import re
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from maxsep.durable import sync_file, sync_folder
 from maxsep.lab.data.lock import locked
 
 Progress = Callable[[int, int], None]
@@ -202,20 +202,9 @@ def _refuse_local_failure(error: BaseException, file: RemoteFile, part: Path) ->
 
 
 def _publish(part: Path, final: Path) -> None:
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(part)
     part.replace(final)
     sync_folder(final.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut, where the system can."""
-    with contextlib.suppress(OSError):  # folders cannot be opened on Windows
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _size(path: Path) -> int:
@@ -236,5 +225,5 @@ def _offline_message(file: RemoteFile, final: Path, reasons: list[str]) -> str:
     return (
         f"{file.name} could not be downloaded:\n{tried}\n"
         f"Without a network, fetch it elsewhere ({file.size} bytes, SHA-256 {file.sha256}) and put it at {final}, "
-        "then run the command again."
+        "or set MAXSEP_MIRRORS to the address of a mirror that can be reached; then run the command again."
     )

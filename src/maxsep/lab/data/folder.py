@@ -185,5 +185,5 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError('images are read with Pillow, which is missing: pip install "maxsep[train]"') from error
+        raise ImportError('images are read with Pillow, which is missing: pip install "maxsep[lab]"') from error
     return Image

@@ -106,8 +106,9 @@ def _missing(dataset: str, root: Path, parts: str) -> str:
     elif not root.is_dir():
         hint = " That folder does not exist."
     return (
-        f"{dataset} is not in {root}: expected {parts} there.{hint} Put the official files there, allow the "
-        "download, or choose another folder with --data DIR or MAXSEP_DATA."
+        f"{dataset} is not in {root}: expected {parts} there.{hint} Put the official files there, add --download to "
+        f"fetch them (set {MIRRORS_VARIABLE} to try mirrors of your own first), or choose another folder with "
+        "--data DIR or MAXSEP_DATA."
     )
 
 

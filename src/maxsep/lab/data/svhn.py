@@ -75,5 +75,5 @@ def _scipy_io() -> Any:
     try:
         import scipy.io
     except ImportError as error:
-        raise ImportError('SVHN files are read with scipy, which is missing: pip install "maxsep[train]"') from error
+        raise ImportError('SVHN files are read with scipy, which is missing: pip install "maxsep[lab]"') from error
     return scipy.io

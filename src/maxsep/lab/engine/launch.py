@@ -35,7 +35,7 @@ def make_fabric(spec: RunSpec, execution: Execution) -> Any:
     try:
         from lightning_fabric import Fabric
     except ImportError as error:
-        raise ImportError('training needs Lightning Fabric. Install it with: pip install "maxsep[train]"') from error
+        raise ImportError('training needs Lightning Fabric. Install it with: pip install "maxsep[lab]"') from error
     if device == "cuda":
         torch.backends.cudnn.benchmark = True
     strategy = "auto"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from maxsep.lab.data import prepare
+from maxsep.lab.data import Data, prepare
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.launch import make_fabric
+from maxsep.lab.engine.names import check_names
 from maxsep.lab.engine.progress import choose_progress
 from maxsep.lab.engine.record import RunFolder
-from maxsep.lab.engine.schedules import learning_rate
 from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.engine.trainer import Trainer
 from maxsep.lab.spec import Execution, RunSpec
 
 _DEFAULT = Execution()
@@ -28,6 +30,7 @@ def train(
     runs: str | Path = "runs",
     execution: Execution = _DEFAULT,
     progress: bool = True,
+    download: bool = False,
 ) -> Path:
     """Train a run to its end and give its folder; a finished run is returned at once, a broken one resumed.
 
@@ -40,13 +43,16 @@ def train(
         runs: Folder in which the run's folder is created.
         execution: How to compute it.
         progress: Show a bar on a terminal, plain lines in a log; False is silent.
+        download: Fetch a dataset that is missing into `data_root`.
 
     Returns:
         The folder with `spec.json`, `metrics.jsonl`, `weights.safetensors` and `result.json`.
 
     Raises:
-        ValueError: The spec or the execution names something unknown, or the folder holds another run.
-        NonFiniteError: The loss became infinite or not a number.
+        ValueError: The spec or the execution names something unknown, or the folder holds another run. Nothing was
+            written.
+        NonFiniteError: The loss became infinite or not a number. This, and any other error once training has begun,
+            leaves a `failure.json` in the folder until the run is finished.
         SystemExit: 143 or 130, when a SIGTERM or SIGINT came; the state was saved, and the same call goes on.
 
     >>> import tempfile
@@ -57,10 +63,11 @@ def train(
     folder = RunFolder(Path(runs) / spec.name)
     if folder.is_finished(spec):
         return folder.path
-    learning_rate(spec, 0)  # a bad schedule shall not wait for the data to be read
+    check_names(spec)
     fabric = make_fabric(spec, execution)
+    load = functools.partial(prepare, spec, data_root, download=download)
     # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
-    signum = fabric.launch(functools.partial(_run, spec, execution, folder, data_root, progress))
+    signum = fabric.launch(functools.partial(_run, spec, execution, folder, load, progress))
     if signum:
         raise SystemExit(128 + signum)
     return folder.path
@@ -70,30 +77,39 @@ def _run(
     spec: RunSpec,
     execution: Execution,
     folder: RunFolder,
-    data_root: str | Path | None,
+    load: Callable[..., Data],
     progress: bool,
     fabric: Any,
 ) -> int:
     """Train in one process; with several, each calls this."""
     with ExitStack() as stack:
-        if fabric.is_global_zero:
-            stack.enter_context(folder.lock())
-            folder.begin(spec)
-        fabric.barrier()
-        if folder.is_finished(spec):  # by another process, while this one waited for nothing
-            return 0
         if threads := dict(execution.extra).get("threads"):
             torch.set_num_threads(int(threads))
         gpus = [fabric.device.index] if fabric.device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=gpus))
         stop = stack.enter_context(StopRequest())
-        data = prepare(spec, data_root)
         shown = stack.enter_context(choose_progress(spec, progress and fabric.is_global_zero))
-        trainer = assemble(fabric, spec, execution, data, folder, shown, stop)
-        trainer.resume()
+        # all that can be wrong with a spec or its data shows here, before there is a folder
+        trainer = assemble(fabric, spec, execution, load(progress=shown.download), folder, shown, stop)
+        if fabric.is_global_zero:
+            stack.enter_context(folder.lock())
+            folder.begin(spec)
+        fabric.barrier()
+        if folder.is_finished(spec):  # by another process, in the meantime
+            return 0
         if spec.precision == "64-true":
             # Fabric hands outputs on in the default precision: the loss, too, shall be computed in double
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(torch.float64)
+        return _fit(trainer, spec, folder, fabric)
+
+
+def _fit(trainer: Trainer, spec: RunSpec, folder: RunFolder, fabric: Any) -> int:
+    try:
+        trainer.resume()
         fabric.barrier()
         return trainer.fit()
+    except Exception as error:
+        if fabric.is_global_zero:
+            folder.record_failure(spec, error)
+        raise

@@ -70,7 +70,9 @@ def check_losses(spec: RunSpec, losses: Tensor, *, epoch: int, rate: float) -> N
 
 
 def _error(spec: RunSpec, where: Where, what: str, consequence: str) -> NonFiniteError:
-    message = f"{what} at epoch {where.epoch}, step {where.step}. {consequence} {_advice(spec, where)}"
+    # people count from 1, as the progress does
+    place = f"epoch {where.epoch + 1}/{spec.epochs}, step {where.step + 1}"
+    message = f"{what} at {place}. {consequence} {_advice(spec, where)}"
     return NonFiniteError(message, where.epoch, where.step)
 
 

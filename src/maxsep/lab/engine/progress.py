@@ -20,6 +20,9 @@ class Progress:
     ) -> None:
         return None
 
+    def download(self, done: int, total: int) -> None:
+        """Tell how many bytes of a dataset have come."""
+
     def start(self, done: int, total: int) -> None:
         """Tell how many steps the run has, and how many were done before a resume."""
 
@@ -39,6 +42,13 @@ class Lines(Progress):
     def __init__(self, spec: RunSpec, stream: TextIO) -> None:
         self._spec = spec
         self._stream = stream
+        self._tenths = 0
+
+    def download(self, done: int, total: int) -> None:
+        """Print a line every tenth of the way."""
+        if (tenths := 10 * done // total) != self._tenths:
+            self._tenths = tenths
+            self.note(describe_bytes(done, total))
 
     def start(self, done: int, total: int) -> None:
         """Announce the run."""
@@ -82,9 +92,13 @@ class Bar(Progress):
     ) -> None:
         self._bar.stop()
 
+    def download(self, done: int, total: int) -> None:
+        """Show the bytes beside the bar, which waits."""
+        self._bar.update(self._task, status=describe_bytes(done, total))
+
     def start(self, done: int, total: int) -> None:
         """Set the bar to what a resumed run has done already."""
-        self._bar.update(self._task, completed=done, total=total)
+        self._bar.update(self._task, completed=done, total=total, status="")
 
     def step(self) -> None:
         """Advance by one step."""
@@ -107,6 +121,15 @@ def describe(spec: RunSpec, row: dict[str, Any]) -> str:
     """
     text = f"epoch {row['epoch'] + 1}/{spec.epochs}, loss {row['train_loss']:.3f}"
     return f"{text}, top-1 {100 * row['top1']:.2f} %" if "top1" in row else text
+
+
+def describe_bytes(done: int, total: int) -> str:
+    """Put the progress of a download into words.
+
+    >>> describe_bytes(17_000_000, 170_498_071)
+    'downloaded 17 of 170 MB'
+    """
+    return f"downloaded {done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
 
 def choose_progress(spec: RunSpec, wanted: bool, stream: TextIO | None = None) -> Progress:

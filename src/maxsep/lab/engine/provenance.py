@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,14 @@ import torch
 
 from maxsep import __version__
 
-_PACKAGES = ("lightning-fabric", "safetensors", "numpy", "triton")
+_PACKAGES = {
+    # pytorch-lightning brings the module lightning_fabric along, without the package of that name
+    "lightning-fabric": ("lightning-fabric", "pytorch-lightning"),
+    "safetensors": ("safetensors",),
+    "numpy": ("numpy",),
+    "triton": ("triton",),
+}
+"""What is recorded, and the packages that may bring it, in the order in which they are asked."""
 
 
 @functools.cache
@@ -24,15 +32,18 @@ def versions() -> dict[str, str | None]:
     # maxsep and torch say it themselves: either may run from a source tree that no package manager knows
     found: dict[str, str | None] = {"python": platform.python_version(), "maxsep": __version__}
     found["torch"] = str(torch.__version__)
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
+    found |= {name: _first_version(packages) for name, packages in _PACKAGES.items()}
     found["cuda"] = torch.version.cuda
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
     found["cudnn"] = str(cudnn) if cudnn else None
     return found
+
+
+def _first_version(packages: tuple[str, ...]) -> str | None:
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            return version(package)
+    return None
 
 
 def hardware(device: torch.device, devices: int = 1) -> dict[str, str | int]:

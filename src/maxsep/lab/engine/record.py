@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from maxsep.durable import replace_file
 from maxsep.lab.engine.checkpoint import clean
-from maxsep.lab.engine.durable import replace_file
 from maxsep.lab.spec import RunSpec
 
 SCHEMA = 1
+FAILURE = "failure.json"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,16 @@ class RunFolder:
         replace_file(self.path / "weights.safetensors", save(plain))
         self.rewrite_metrics(rows)
         replace_file(self.path / "result.json", _encode(jsonable(result)))
+        (self.path / FAILURE).unlink(missing_ok=True)
         shutil.rmtree(self.resume, ignore_errors=True)
+
+    def record_failure(self, spec: RunSpec, error: Exception) -> None:
+        """Write down what stopped the run, as far as the disk still takes it; a run that is finished drops it."""
+        told = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+        record = {"schema": SCHEMA, "spec": spec.to_dict(), "error": message, "traceback": told}
+        with suppress(OSError):  # the error itself must reach the caller
+            replace_file(self.path / FAILURE, _encode(record))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -110,6 +121,30 @@ class RunFolder:
                 f"{self.path} holds another run: its spec.json differs in {', '.join(differing)}. "
                 "Choose another folder for runs, or delete that one."
             )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    r"""Read the epochs of a `metrics.jsonl`; a last line that a killed process left incomplete is passed over.
+
+    Raises:
+        ValueError: A line that is complete is no JSON object.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> _ = path.write_text('{"epoch": 0}\n{"epoc')
+    >>> read_metrics(path)
+    [{'epoch': 0}]
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):  # what follows the last \n is torn
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number} is damaged ({error}).") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}: line {number} is no JSON object.")
+        rows.append(row)
+    return rows
 
 
 def jsonable(value: Any) -> Any:

@@ -14,7 +14,7 @@ from maxsep.lab.data import normalisation, prepare
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
-from maxsep.lab.engine.record import SCHEMA
+from maxsep.lab.engine.record import SCHEMA, read_metrics
 from maxsep.lab.networks import Network
 from maxsep.lab.spec import RunSpec
 
@@ -69,12 +69,11 @@ def load_run(folder: str | Path) -> RunResult:
         result = json.loads(path.read_bytes())
         if result["schema"] != SCHEMA:
             raise ValueError(f"schema {result['schema']} is not {SCHEMA}, the one this version reads")
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         fields = {key: result[key] for key in RunResult.__dataclass_fields__ if key in result}
         fields |= {
             "folder": folder,
             "spec": RunSpec.from_dict(result["spec"]),
-            "history": [json.loads(line) for line in lines],
+            "history": read_metrics(folder / "metrics.jsonl"),
         }
         return RunResult(**fields)
     except (ValueError, KeyError, TypeError, OSError) as error:

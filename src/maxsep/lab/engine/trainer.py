@@ -62,7 +62,7 @@ class Trainer:
         losses = torch.zeros(self.steps, dtype=torch.float64, device=self.fabric.device)
         self.state = State(losses, started=_now())
         self.checkpoint_steps = int(dict(self.execution.extra).get("checkpoint_steps", 0))
-        self.facts: dict[str, Any] = {**versions(), **hardware(self.fabric.device, self.fabric.world_size)}
+        self.facts = _conditions(self.execution) | versions() | hardware(self.fabric.device, self.fabric.world_size)
         self.final: tuple[dict[str, Any], float] | None = None
         self._tick = self.clock()
         self._next_save = 0.0
@@ -118,7 +118,8 @@ class Trainer:
         if signum or due:
             self._save()
         if signum:
-            self.progress.note(f"stopped by a signal at epoch {state.epoch}, step {state.step}; run again to go on")
+            place = f"epoch {state.epoch + 1}/{self.spec.epochs}, step {state.step}/{self.steps}"
+            self.progress.note(f"stopped by a signal after {place}; run again to go on")
         return signum
 
     def _may_stop(self) -> bool:
@@ -256,6 +257,12 @@ class Trainer:
         changed = [f"{key} {facts[key]} -> {now[key]}" for key in now if key in facts and facts[key] != now[key]]
         if changed:
             self.progress.note(f"resumed under other conditions ({'; '.join(changed)}): not bit-identical to one run")
+
+
+def _conditions(execution: Execution) -> dict[str, Any]:
+    """Give the settings that change the last bits; where resume points lie is not one of them."""
+    told = {name: getattr(execution, name) for name in ("compile", "channels_last", "cuda_graph")}
+    return told | {"compile_mode": dict(execution.extra).get("compile_mode")}
 
 
 def _now() -> str:

@@ -12,7 +12,7 @@ from maxsep.lab.networks.mlp import MLP
 from maxsep.lab.networks.resnet32 import ResNet32
 from maxsep.lab.networks.resnet34 import ResNet34
 
-__all__ = ["MLP", "ConvNet", "Network", "ResNet32", "ResNet34", "Shape", "build", "names"]
+__all__ = ["MLP", "ConvNet", "Network", "ResNet32", "ResNet34", "Shape", "build", "check_name", "names"]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
     "convnet": ConvNet,
@@ -33,6 +33,17 @@ def names() -> list[str]:
     return sorted(_NETWORKS)
 
 
+def check_name(name: str) -> None:
+    """Raise if no network has this name; the models of torchvision and timm are known to these libraries only.
+
+    >>> check_name("resnet")
+    >>> check_name("timm/resnet18")
+    """
+    if _ALIASES.get(name, name) not in _NETWORKS and not _is_external(name):
+        known = ", ".join([*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)])
+        raise ValueError(f"unknown network {name!r}. Known: {known}.")
+
+
 def build(name: str, num_outputs: int, **options: Any) -> Network:
     """Build a network with a plain linear head.
 
@@ -50,11 +61,12 @@ def build(name: str, num_outputs: int, **options: Any) -> Network:
     """
     if num_outputs < 1:
         raise ValueError(f"num_outputs must be at least 1, got {num_outputs}. It is the number of classes.")
-    library, slash, _ = name.partition("/")
-    if slash and library in LIBRARIES:
+    check_name(name)
+    if _is_external(name):
         return build_external(name, num_outputs, **options)
-    builder = _NETWORKS.get(_ALIASES.get(name, name))
-    if builder is None:
-        known = ", ".join([*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)])
-        raise ValueError(f"unknown network {name!r}. Known: {known}.")
-    return builder(num_outputs, **options)
+    return _NETWORKS[_ALIASES.get(name, name)](num_outputs, **options)
+
+
+def _is_external(name: str) -> bool:
+    library, slash, _ = name.partition("/")
+    return bool(slash) and library in LIBRARIES

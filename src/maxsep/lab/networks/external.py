@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm by name, with their last linear layer exposed as `head`."""
+"""Networks of torchvision and timm by name, with their classifier exposed as `head`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from maxsep.lab.networks.base import Network, Shape
+from maxsep.surgery import replace_classifier
 
 LIBRARIES = ("torchvision", "timm")
 
@@ -63,8 +65,7 @@ def _build_timm(model: str, num_outputs: int, shape: Shape | None, options: dict
         # vision transformers fix the image size when they are built; convolutional networks do not
         if _accepts(timm.model_entrypoint(model), "img_size") or model.startswith(("vit_", "deit", "swin")):
             options = {"img_size": shape[1]} | options
-    backbone = timm.create_model(model, num_classes=0, **options)
-    return External(backbone, int(getattr(backbone, "head_hidden_size", backbone.num_features)), num_outputs)
+    return _take_over(timm.create_model(model, **options), f"timm/{model}", num_outputs)
 
 
 def _build_torchvision(model: str, num_outputs: int, shape: Shape | None, options: dict[str, Any]) -> External:
@@ -76,36 +77,44 @@ def _build_torchvision(model: str, num_outputs: int, shape: Shape | None, option
             f"torchvision/{model} takes images of 3 channels, got {shape[0]}. "
             f"Use timm/{model} or a network of maxsep, which take any number."
         )
-    backbone = models.get_model(model, **options)
-    name, linear = _last_linear(backbone, model)
-    parent, _, attribute = name.rpartition(".")
-    setattr(backbone.get_submodule(parent), attribute, nn.Identity())
-    return External(backbone, linear.in_features, num_outputs)
+    return _take_over(models.get_model(model, **options), f"torchvision/{model}", num_outputs)
 
 
-def _last_linear(backbone: nn.Module, model: str) -> tuple[str, nn.Linear]:
-    found = [(name, module) for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
-    if not found or hasattr(backbone, "aux_logits"):
+def _take_over(backbone: nn.Module, name: str, num_outputs: int) -> External:
+    """Take the classifier off, wherever the library has put it."""
+    widths: list[int] = []
+
+    def take_off(classifier: nn.Linear) -> nn.Module:
+        widths.append(classifier.in_features)
+        return nn.Identity()
+
+    try:
+        replace_classifier(backbone, take_off)
+        if len(widths) > 1:
+            raise ValueError(f"it has {len(widths)} of them, auxiliary or distilled ones included.")
+    except ValueError as error:
         raise ValueError(
-            f"torchvision/{model} does not end in one linear classifier, so it cannot carry another head. "
-            "Use a model such as torchvision/resnet18."
-        )
-    return found[-1]
+            f"{name} does not end in one linear classifier, so it cannot carry another head: {error} "
+            "Use a model such as torchvision/resnet18 or timm/resnet18."
+        ) from error
+    return External(backbone, widths[0], num_outputs)
 
 
 def _import(module: str) -> Any:
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ImportError(
             f'networks named {package}/NAME need {package}. Install it with: pip install "maxsep[vision]"'
         ) from error
-    except RuntimeError as error:
-        # a torchvision built for another torch fails in its operator registration, with a RuntimeError
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        # a torchvision built for another torch fails in its operator registration with a RuntimeError, and when it is
+        # imported once more with an AttributeError; timm imports torchvision
         raise ImportError(
-            f"{package} is installed but cannot be imported beside this torch ({error}). "
-            'Install builds that belong together: pip install "maxsep[vision]"'
+            f"{package} is installed but cannot be imported beside torch {torch.__version__} ({error}). torch and "
+            "torchvision must be builds that belong together. Install both anew from one place: "
+            "pip install --force-reinstall torch torchvision"
         ) from error
 
 

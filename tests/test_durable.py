@@ -1,9 +1,11 @@
+import errno
+import hashlib
 import os
 import stat
 
 import pytest
 
-from maxsep.lab.engine.durable import replace_file
+from maxsep.durable import replace_file, sha256_of, sync_folder
 
 
 def test_content_is_replaced_as_a_whole(tmp_path):
@@ -36,3 +38,29 @@ def test_a_failed_write_keeps_the_old_content(tmp_path, monkeypatch, function):
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("function", ["open", "fsync"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL])
+def test_a_system_that_cannot_synchronise_folders_is_no_error(tmp_path, monkeypatch, function, number):
+    monkeypatch.setattr(os, function, failing(number))
+    sync_folder(tmp_path)
+
+
+@pytest.mark.parametrize("function", ["open", "fsync"])
+def test_a_failing_disk_is_one(tmp_path, monkeypatch, function):
+    monkeypatch.setattr(os, function, failing(errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        sync_folder(tmp_path)
+
+
+def failing(number):
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_file_is_hashed(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc" * 100_000)
+    assert sha256_of(tmp_path / "file") == hashlib.sha256(b"abc" * 100_000).hexdigest()

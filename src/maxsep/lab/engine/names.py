@@ -1,0 +1,37 @@
+"""Whether everything that a spec names exists: asked before data are read and a folder is made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from maxsep import heads
+from maxsep.lab import data, networks
+from maxsep.lab.data.normalise import NAMES as NORMALISATIONS
+from maxsep.lab.engine import optimisers, schedules
+from maxsep.lab.engine.losses import loss_names
+from maxsep.lab.spec import RunSpec
+
+
+def check_names(spec: RunSpec) -> None:
+    """Raise if a spec names an unknown dataset, network, head, loss, optimiser, schedule and so on.
+
+    Whether a folder of images is there, or a library has a network of that name, shows when it is read or built.
+
+    >>> check_names(RunSpec(optimiser="adam"))
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown optimiser 'adam'. Known: adamw, sgd.
+    """
+    data.check_name(spec.dataset)
+    data.augmentation(spec.augmentation)
+    _check("normalisation", spec.normalisation, NORMALISATIONS)
+    networks.check_name(spec.network)
+    _check("head", spec.head, heads.names())
+    _check("loss", spec.loss, loss_names())
+    _check("optimiser", spec.optimiser, optimisers.NAMES)
+    schedules.learning_rate(spec, 0)  # its options are checked with its name
+
+
+def _check(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}. Known: {', '.join(known)}.")

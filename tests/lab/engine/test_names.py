@@ -1,0 +1,31 @@
+import pytest
+
+from maxsep.lab.engine.names import check_names
+from maxsep.lab.spec import RunSpec, options
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(),
+        RunSpec(dataset="folder:anywhere?size=64", network="timm/whatever"),
+        RunSpec(dataset="cifar100", network="alexnet", augmentation="crop_flip", normalisation="cifar10"),
+        RunSpec(head="hpn", loss="squared_cosine", optimiser="adamw", schedule="step"),
+    ],
+)
+def test_known_names_pass_without_reading_anything(spec):
+    check_names(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "folder:"}, r"'folder:' is no folder of images"),
+        ({"dataset": "folders:x"}, r"unknown dataset 'folders:x'"),
+        ({"network": "keras/resnet"}, r"unknown network 'keras/resnet'.*timm/NAME"),
+        ({"schedule_options": options(nothing=1)}, r"schedule 'cosine' does not take the options"),
+    ],
+)
+def test_names_that_nearly_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_names(RunSpec(**changes))
