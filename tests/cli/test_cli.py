@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -20,11 +22,10 @@ def call(*arguments):
     return result.output
 
 
-def refuse(*arguments):
-    """Run the real program; bad input must be one line on stderr and exit code 2."""
-    found = subprocess.run(
-        [sys.executable, "-m", "maxsep", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+def refuse(folder, *arguments):
+    """Run the real program in an empty folder; bad input must be one line on stderr, exit code 2, and no file."""
+    command = [sys.executable, "-m", "maxsep", *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert found.returncode == 2, found
     assert "Traceback" not in found.stderr
     return found.stderr
@@ -48,7 +49,7 @@ def test_every_verb_has_help_with_an_example():
 
 def test_options_are_frozen():
     """A new option is a promise: add it here when it is meant."""
-    shared = {"--data", "--runs", "--device", "--fast", "--no-fast", "--json"}
+    shared = {"--data", "--download", "--no-download", "--runs", "--device", "--fast", "--no-fast", "--json"}
     assert options("matrix") == {"--draw", "--json"}
     assert options("report") == {"--out", "--title"}
     assert options("evaluate") == {"--data", "--json"}
@@ -79,6 +80,51 @@ def test_train_writes_a_run_and_evaluate_reads_it(run):
     assert "calibration error" in told
     again = json.loads(call("evaluate", run["run"], "--json"))
     assert again["top1"] == pytest.approx(run["metrics"]["top1"], abs=1e-9)
+
+
+def test_a_record_without_weights_tells_its_stored_numbers(run, tmp_path):
+    for name in ("spec.json", "metrics.jsonl", "result.json"):
+        shutil.copy(Path(run["run"]) / name, tmp_path)
+    found = runner.invoke(app, ["evaluate", str(tmp_path)])
+    assert found.exit_code == 0
+    assert f"{tmp_path} was kept without its weights" in found.stderr
+    assert f"top-1 {run['metrics']['top1']:.2%}" in found.stdout
+    found = runner.invoke(app, ["evaluate", str(tmp_path), "--json"])
+    assert json.loads(found.stdout)["top1"] == run["metrics"]["top1"]
+
+
+def test_a_run_that_diverges_leaves_its_reason(tmp_path):
+    found = runner.invoke(app, ["train", "--learning-rate", "1e30", "--runs", str(tmp_path / "runs"), "--json"])
+    assert isinstance(found.exception, ArithmeticError)
+    call("report", tmp_path / "runs", "--out", tmp_path)
+    (problem,) = json.loads((tmp_path / "report.json").read_text())["problems"]
+    assert problem["kind"] == "failed"
+    assert problem["reason"].startswith("NonFiniteError: ")
+
+
+def test_downloads_are_asked_for(run, tmp_path, monkeypatch):
+    asked = []
+
+    def train(spec, **settings):
+        asked.append(settings.get("download"))
+        return run["run"]
+
+    monkeypatch.setattr("maxsep.lab.engine.train", train)
+    call("train", "--runs", tmp_path)
+    call("train", "--runs", tmp_path, "--download")
+    assert asked == [None, True]
+    monkeypatch.setattr("maxsep.lab.grid.check_data", lambda specs, **settings: asked.append(settings["download"]))
+    only = ["--only", "validation=0,head=plain", "--seeds", 1]
+    call("reproduce", "demo", "--runs", Path(run["run"]).parent, "--out", tmp_path, "--download", "--json", *only)
+    assert asked[2:] == [True, True], "the check and the run"
+
+
+def test_other_libraries_keep_quiet(tmp_path):
+    arguments = ["reproduce", "demo", "--seeds", "1", "--epochs", "1", "--precision", "bf16-mixed", "--device", "cpu"]
+    command = [sys.executable, "-m", "maxsep", *arguments, "--only", "validation=0,head=plain", "--runs", tmp_path]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "1 trained" in found.stdout
+    assert "Automatic Mixed Precision" not in found.stdout + found.stderr
 
 
 def test_report_of_a_run(run, tmp_path):
@@ -113,6 +159,7 @@ def test_demo_ends_with_the_path_of_a_report(tmp_path):
     ("arguments", "told"),
     [
         (["matrix", 1], "num_classes must be at least 2, got 1"),
+        (["matrix", 10**12], "1,000,000,000,000 classes need about 74,505.8 GiB of memory"),
         (["matrix", 7, "--draw", "x.svg"], "only 3 classes (a plane) and 4 classes (space) can be drawn, got 7"),
         (["train", "--head", "nope"], "unknown head 'nope'. Known: "),
         (["train", "--dataset", "nope"], "nope"),
@@ -121,13 +168,15 @@ def test_demo_ends_with_the_path_of_a_report(tmp_path):
         (["reproduce", "nope"], "unknown recipe 'nope'. Known recipes: table1"),
         (["reproduce", "table1", "--budget", "soon"], "cannot read 'soon' as a time budget"),
         (["reproduce", "table1", "--only", "imbalance=0.5", "--dry-run"], "no run matches"),
+        (["reproduce", "table1", "--data", "nowhere", "--runs", "nothing"], "cifar100 is not in nowhere"),
         (["evaluate", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere is not a folder"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_clear_line(arguments, told, tmp_path):
-    message = refuse(*arguments)
+    message = refuse(tmp_path, *arguments)
     assert told in message
     assert message.startswith("maxsep: ")
     assert message.count("\n") == 1
+    assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"

@@ -33,14 +33,15 @@ class Trainer:
         self.clock, self.seconds, self.fails, self.score = clock or Clock(), seconds, fails, score
         self.trained = []
 
-    def __call__(self, spec, *, data_root, runs, execution, progress):
+    def __call__(self, spec, *, data_root, runs, execution, progress, **more):
+        self.more = more
         self.trained.append(spec)
         self.clock.now += self.seconds
         if spec in self.fails:
             raise RuntimeError("the loss is not finite")
         folder = Path(runs) / spec.name
         folder.mkdir(parents=True, exist_ok=True)
-        metrics = {"top1": self.score(spec), "balanced": self.score(spec), "num_train": 1196}
+        metrics = {"top1": self.score(spec), "balanced": self.score(spec), "num_train": 1198}
         result = {"spec": spec.to_dict(), "metrics": metrics, "seconds": self.seconds, "hardware": {"device": "cpu"}}
         (folder / "result.json").write_text(json.dumps(result))
         return folder
@@ -226,3 +227,87 @@ def test_the_engine_goes_on_where_a_grid_was_cut_off(tmp_path):
     whole, resumed = (json.loads((tmp_path / d / spec.name / "result.json").read_text()) for d in ("whole", "cut"))
     assert resumed["resumed"] == 1
     assert resumed["metrics"] == whole["metrics"]
+
+
+def test_after_a_failed_search_run_no_radius_is_chosen(tmp_path):
+    recipe = recipes.get("demo")
+    bad = next(spec for spec in recipe.specs() if spec.validation and spec.head == "maxsep")
+    trainer = Trainer(fails={bad}, score=best_at(3.0))
+    options = {"runs": tmp_path, "clock": trainer.clock, "execution": CPU}
+    summary = grid.reproduce(recipe, train=trainer, **options)
+    assert summary.radii == {}
+    assert "No radius was chosen: 1 run of the search failed." in str(summary)
+    assert not any(spec.radius == 3.0 for spec in trainer.trained if spec.validation == 0)
+    again = grid.reproduce(recipe, train=Trainer(trainer.clock, score=best_at(3.0)), **options)
+    assert (again.radii, again.notes) == ({"scaled": 3.0, "maxsep": 3.0}, [])
+
+
+def test_the_whole_time_of_a_run_is_kept_for_the_next_estimate(tmp_path):
+    trainer = Trainer(seconds=10)
+
+    def slow_to_start(spec, **settings):
+        trainer.clock.now += 5
+        return trainer(spec, **settings)
+
+    grid.run(SPECS[:1], runs=tmp_path, train=slow_to_start, clock=trainer.clock, execution=CPU)
+    assert json.loads((tmp_path / SPECS[0].name / "wall.json").read_text())["seconds"] == 15
+    assert grid.plan(SPECS[1:2], runs=tmp_path, execution=CPU)[0].estimate.seconds == pytest.approx(15 * 1.1)
+
+
+def test_a_resumed_run_is_no_measurement_of_the_whole(tmp_path):
+    (tmp_path / SPECS[0].name / "resume").mkdir(parents=True)
+    start(tmp_path, Trainer(), SPECS[:1])
+    assert not (tmp_path / SPECS[0].name / "wall.json").exists()
+
+
+def test_downloading_is_passed_on_only_where_it_is_wanted(tmp_path):
+    trainer = Trainer()
+    start(tmp_path, trainer, SPECS[:1])
+    assert trainer.more == {}
+    start(tmp_path, trainer, SPECS[1:2], download=True)
+    assert trainer.more == {"download": True}
+
+
+def test_a_failure_stays_beside_the_run_and_goes_with_its_success(tmp_path):
+    folder = tmp_path / SPECS[0].name
+    folder.mkdir()
+    settings = {"runs": tmp_path, "data_root": None, "execution": CPU, "progress": False}
+    with pytest.raises(RuntimeError):
+        grid.attempt(Trainer(fails=SPECS), SPECS[0], **settings)
+    assert "not finite" in json.loads((folder / "failure.json").read_text())["error"]
+    assert grid.attempt(Trainer(), SPECS[0], **settings) == folder
+    assert not (folder / "failure.json").exists()
+
+
+def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
+    def busy(spec, **_):
+        (tmp_path / spec.name).mkdir()
+        raise BlockingIOError("another process is training it")
+
+    summary = grid.run(SPECS[:1], runs=tmp_path, train=busy, execution=CPU)
+    assert summary.failed[0][1] == "BlockingIOError: another process is training it"
+    assert list((tmp_path / SPECS[0].name).iterdir()) == []
+
+
+def test_missing_data_are_one_error(tmp_path):
+    specs = recipes.get("table1").specs(1, only="dataset=cifar10,imbalance=0.01")
+    with pytest.raises(OSError, match=r"cifar10 is not in"):
+        grid.check_data(specs, runs=tmp_path, data_root=tmp_path / "none")
+    start(tmp_path, Trainer(), specs)
+    grid.check_data(specs, runs=tmp_path, data_root=tmp_path / "none")
+
+
+def test_timing_keeps_to_the_budget(tmp_path, monkeypatch):
+    asked = {}
+
+    def timed(specs, runs, **settings):
+        asked.update(settings)
+        return False
+
+    monkeypatch.setattr(grid, "time_inference", timed)
+    trainer = Trainer(seconds=1)
+    options = {"runs": tmp_path, "train": trainer, "clock": trainer.clock, "execution": CPU, "budget": 1e6}
+    summary = grid.reproduce(recipes.get("runtime"), only="dataset=cifar10,network=convnet", **options)
+    assert asked["deadline"] == 1e6
+    assert asked["clock"] is trainer.clock
+    assert "Inference is not timed yet" in str(summary)

@@ -10,8 +10,10 @@ def main() -> None:
     """Run the program with the arguments it was called with."""
     try:
         from maxsep.cli.app import app
+        from maxsep.cli.quiet import quiet
     except ImportError as error:
         _fail(f'the command line needs {error.name}: pip install "maxsep[lab]"')
+    quiet()
     if os.environ.get("MAXSEP_DEBUG"):
         app()
         return

@@ -9,10 +9,13 @@ from typing import Annotated
 
 import typer
 
+from maxsep.cli.memory import available_memory
 from maxsep.cli.options import Json
 
 EPILOG = "Example: maxsep matrix 10"
 SHOWN = 12
+BYTES_PER_CLASS = 80
+"""What a certificate holds at its peak: ten numbers of float64 for each class."""
 
 
 def command(
@@ -26,6 +29,7 @@ def command(
     from maxsep import simplex
     from maxsep.simplex import certify
 
+    _check_memory(classes)
     certificate = certify(classes)
     if draw is not None:
         _draw(classes, draw)
@@ -48,6 +52,15 @@ def command(
         f"  errors in float64: squared norm {certificate.norm:.0e}, cosine {certificate.cosine:.0e} of 1/(C-1), "
         f"mean {certificate.mean:.0e}."
     )
+
+
+def _check_memory(classes: int) -> None:
+    needed, free = BYTES_PER_CLASS * classes, available_memory()
+    if needed > free:
+        raise ValueError(
+            f"{classes:,} classes need about {needed / 2**30:,.1f} GiB of memory for the vectors of their certificate, "
+            f"and {free / 2**30:,.1f} GiB are free. Ask for at most {free // BYTES_PER_CLASS:,} classes."
+        )
 
 
 def _draw(classes: int, path: Path) -> None:

@@ -19,6 +19,12 @@ Fast = Annotated[
     bool | None,
     typer.Option("--fast/--no-fast", help="Compile, channels-last and CUDA graphs; by default where there is a GPU."),
 ]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download/--no-download", help="Fetch missing datasets into the data folder; by default nothing is."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.options import Data, Device, Fast, Json, Runs, execution
+from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
 from maxsep.cli.show import events, plan_table
 
@@ -21,6 +21,7 @@ EPILOG = (
 def command(
     name: Annotated[str, typer.Argument(help="Which table or figure.")],
     data: Data = None,
+    download: Download = False,
     runs: Runs = Path("runs"),
     only: Annotated[
         str | None, typer.Option(help="Keep some runs: field=value, or a part of the name; commas join.")
@@ -48,14 +49,16 @@ def command(
     recipe = recipes.get(name)
     numbers = precision or default_precision(device)
     how = execution(device, fast)
+    specs = recipe.specs(seeds, epochs, only, numbers, max_train, max_test)
     if dry_run:
-        specs = recipe.specs(seeds, epochs, only, numbers, max_train, max_test)
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
         return
+    limit = None if budget is None else grid.parse_budget(budget)
+    grid.check_data(specs, runs=runs, data_root=data, download=download)
     show: dict[str, Any] = {} if as_json else {"on_event": events()}
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
-        runs=runs, budget=budget, data_root=data, execution=how, progress=not as_json, **show,
+        runs=runs, budget=limit, data_root=data, download=download, execution=how, progress=not as_json, **show,
     )  # fmt: skip
     page = render(runs, out or runs / "report") if summary.finished or summary.skipped else None
     if as_json:
@@ -64,6 +67,7 @@ def command(
             "skipped": [spec.name for spec in summary.skipped],
         }
         told |= {"failed": [spec.name for spec, _ in summary.failed], "postponed": [s.name for s in summary.postponed]}
+        told |= {"notes": summary.notes}
         typer.echo(json.dumps(told | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
     else:
         typer.echo(str(summary))

@@ -9,8 +9,6 @@ import typer
 
 from maxsep.lab.grid import Event, PlannedRun, format_seconds
 
-_WORDS = {"finished": "done", "failed": "FAILED", "postponed": "left for next time", "skipped": "already there"}
-
 
 def events() -> Callable[[Event], None]:
     """Return a callback that prints a line for each run of a grid."""
@@ -19,9 +17,12 @@ def events() -> Callable[[Event], None]:
         place = f"[{event.index}/{event.total}]"
         if event.kind == "start":
             typer.echo(f"{place} {event.spec.name}  (about {format_seconds(event.seconds)})")
-        elif event.kind != "skipped":
-            detail = f": {event.message}" if event.message else f" in {format_seconds(event.seconds)}"
-            typer.echo(f"{place} {_WORDS[event.kind]}{detail}")
+        elif event.kind == "postponed":
+            typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.name}")
+        elif event.kind == "failed":
+            typer.echo(f"{place} FAILED: {event.message}")
+        elif event.kind == "finished":
+            typer.echo(f"{place} done in {format_seconds(event.seconds)}")
 
     return tell
 

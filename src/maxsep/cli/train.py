@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from maxsep.cli.options import Data, Device, Fast, Json, Runs, execution, precision
+from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, precision
 from maxsep.lab.spec import RunSpec
 
 EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
@@ -40,12 +40,14 @@ def command(
     validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
     data: Data = None,
+    download: Download = False,
     runs: Runs = Path("runs"),
     device: Device = "auto",
     fast: Fast = None,
     as_json: Json = False,
 ) -> None:
     """Train one network with one head; a finished run is not trained again, a broken one goes on."""
+    from maxsep.lab import grid
     from maxsep.lab.engine import load_run
     from maxsep.lab.engine import train as train_run
 
@@ -56,7 +58,8 @@ def command(
         seed=seed, precision=precision(device),
     )  # fmt: skip
     how = execution(device, fast)
-    folder = train_run(spec, data_root=data, runs=runs, execution=how, progress=not as_json)
+    more = {"download": True} if download else {}
+    folder = grid.attempt(train_run, spec, data_root=data, runs=runs, execution=how, progress=not as_json, **more)
     metrics = load_run(folder).metrics
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "metrics": metrics}))

@@ -8,13 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maxsep.lab.data.long_tail import long_tail_counts
 from maxsep.lab.spec import Execution, RunSpec
 
 MARGIN = 1.1
 """Measured times are stretched by this much: a budget is better met than just missed."""
 
-_FULL = {"cifar10": (50_000, 10), "cifar100": (50_000, 100), "svhn": (73_257, 10), "digits": (1_196, 10)}
-"""Training images and classes of the datasets that are known by name."""
+COMPARABLE = 10
+"""A run that saw fewer images than a tenth of another's says nothing about its pace: a start is most of its time."""
+
+WALL = "wall.json"
+"""Written by a grid into a run folder: the whole time of the call that trained it, reading the data included."""
+
+_COUNTS: dict[str, list[int]] = {
+    "cifar10": [5000] * 10,
+    "cifar100": [500] * 100,
+    "svhn": [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659],
+    "digits": [119, 121, 118, 122, 121, 121, 121, 119, 116, 120],
+}
+"""Training images of each class in the datasets that are known by name."""
+
+_START = {"cifar10": 10.0, "cifar100": 10.0, "svhn": 12.0, "digits": 1.0}
+"""Seconds to read and check a dataset and to build everything, until it was measured."""
+_OTHER_START = 10.0
+_COMPILE = 30.0
 
 _GUESS = {  # images per second: one H200-class GPU, two CPU cores
     "resnet34": (20_000.0, 20.0),
@@ -23,8 +40,7 @@ _GUESS = {  # images per second: one H200-class GPU, two CPU cores
     "mlp": (50_000.0, 20_000.0),
 }
 _OTHER = (3_000.0, 10.0)
-_OVERHEAD = 0.5
-_UNKNOWN_SIZE = 10_000
+_UNKNOWN = [1000] * 10
 
 
 @dataclass(frozen=True)
@@ -35,17 +51,29 @@ class Estimate:
     basis: str
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What one finished run tells: its training time, the images it saw, and the time around training."""
+
+    spec: RunSpec
+    seconds: float
+    images: float
+    start: float | None
+
+
 class Estimator:
     """Predicts the time of runs from the records in a folder.
 
-    A run's time is its number of training images times the seconds per image of finished runs: those with the same
-    network, dataset and precision, or else with the same network. A started run counts its remaining epochs alone.
+    A run's time is a start plus its number of training images times the seconds per image of finished runs: those
+    with the same network, dataset and precision, or else with the same network, and only those of comparable size.
+    The start (reading data, building, all that is not training) is what a grid measured around its runs. A started
+    run counts what is left after its last resume point; epochs logged beyond that point are trained again.
     """
 
     def __init__(self, runs: str | Path, execution: Execution) -> None:
         self._runs = Path(runs)
         self._execution = execution
-        self._measured: dict[str, tuple[RunSpec, float]] = {}
+        self._measured: dict[str, _Measured] = {}
         self._seen: set[str] = set()
         self.refresh()
 
@@ -57,26 +85,39 @@ class Estimator:
             if path.parent.name in self._seen:
                 continue
             self._seen.add(path.parent.name)
-            found = _seconds_per_image(read_json(path))
-            if found is not None and found[2] == self._on_gpu():
-                self._measured[path.parent.name] = found[:2]
+            found = _measure(path)
+            if found is not None and found[1] == self._on_gpu():
+                self._measured[path.parent.name] = found[0]
 
     def estimate(self, spec: RunSpec) -> Estimate:
         """Predict how long a run will take from where it stands."""
-        images = num_train(spec) * spec.epochs * self._remaining(spec)
+        whole = num_train(spec) * spec.epochs
+        left = whole * self._remaining(spec)
+        start = self._start(spec)
         for kind, keys in (("same setting", ("dataset", "precision")), ("same network", ())):
-            like = [pace for other, pace in self._measured.values() if _alike(spec, other, ("network", *keys))]
+            like = [m for m in self._measured.values() if _alike(spec, m.spec, ("network", *keys))]
+            like = [m for m in like if m.images * COMPARABLE >= whole]
             if like:
-                return Estimate(statistics.median(like) * images * MARGIN, f"{len(like)} runs of the {kind}")
+                pace = statistics.median(m.seconds / m.images for m in like)
+                basis = f"{len(like)} run{'' if len(like) == 1 else 's'} of the {kind}"
+                return Estimate((start + pace * left) * MARGIN, basis)
         speed = _GUESS.get(spec.network, _OTHER)[0 if self._on_gpu() else 1]
-        return Estimate(_OVERHEAD + images / speed * MARGIN, "a first guess")
+        compiling = _COMPILE if self._execution.compile else 0.0
+        return Estimate(start + compiling + left / speed * MARGIN, "a first guess")
+
+    def _start(self, spec: RunSpec) -> float:
+        """Seconds around training: measured on the same dataset, or else a constant."""
+        known = [m.start for m in self._measured.values() if m.spec.dataset == spec.dataset and m.start is not None]
+        return statistics.median(known) if known else _START.get(spec.dataset, _OTHER_START)
 
     def _remaining(self, spec: RunSpec) -> float:
-        log = self._runs / spec.name / "metrics.jsonl"
-        if not log.is_file():
-            return 1.0
-        done = sum(1 for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip())
-        return max(1 - done / spec.epochs, 1 / spec.epochs)
+        """The part of a run that its newest resume point leaves; all of it without one."""
+        points = sorted((self._runs / spec.name / "resume").glob("save_*/state.json"), reverse=True)
+        for state in filter(None, map(read_json, points)):
+            done = state.get("epoch")
+            if isinstance(done, int):
+                return max(1 - done / spec.epochs, 1 / spec.epochs)
+        return 1.0
 
     def _on_gpu(self) -> bool:
         if self._execution.device != "auto":
@@ -92,11 +133,9 @@ def num_train(spec: RunSpec) -> int:
     >>> num_train(RunSpec(dataset="cifar10", imbalance=0.01))
     12406
     """
-    full, classes = _FULL.get(spec.dataset, (_UNKNOWN_SIZE, 10))
-    most = full / classes
-    tail = (int(most * spec.imbalance ** (i / (classes - 1)) + 1e-9) for i in range(classes))
-    count = full if spec.imbalance == 1 else sum(tail)
-    count = round(count * (1 - spec.validation))
+    have = _COUNTS.get(spec.dataset, _UNKNOWN)
+    want = long_tail_counts(max(have), len(have), spec.imbalance)
+    count = round(sum(map(min, have, want)) * (1 - spec.validation))
     return max(1, count if spec.max_train is None else min(count, spec.max_train))
 
 
@@ -109,16 +148,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _seconds_per_image(result: dict[str, Any] | None) -> tuple[RunSpec, float, bool] | None:
+def write_wall(folder: Path, seconds: float) -> None:
+    """Keep the whole time of the call that trained a run, beside its record."""
+    (folder / WALL).write_text(json.dumps({"schema": 1, "seconds": seconds}) + "\n", encoding="utf-8")
+
+
+def _measure(path: Path) -> tuple[_Measured, bool] | None:
+    """Read a run's record, and whether it ran on a GPU."""
+    result, wall = read_json(path), read_json(path.with_name(WALL))
     try:
         assert result is not None
         spec = RunSpec.from_dict(result["spec"])
         images = float(result["metrics"].get("num_train") or num_train(spec)) * spec.epochs
-        pace = float(result["seconds"]) / images
+        seconds = float(result["seconds"])
+        start = None if wall is None else max(0.0, float(wall["seconds"]) - seconds)
         on_gpu = not str(result["hardware"]["device"]).lower().startswith("cpu")
-    except (AssertionError, KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError):
         return None  # a record that cannot be read predicts nothing; the report will name it
-    return (spec, pace, on_gpu) if pace > 0 else None
+    return (_Measured(spec, seconds, images, start), on_gpu) if seconds > 0 and images > 0 else None
 
 
 def _alike(one: RunSpec, other: RunSpec, keys: tuple[str, ...]) -> bool:

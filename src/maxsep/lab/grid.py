@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from maxsep.lab.estimate import Estimate, Estimator, read_json
+from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
 from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
-from maxsep.lab.recipes.timing import FILE as TIMING
 from maxsep.lab.recipes.timing import time_inference
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -21,9 +20,21 @@ State = Literal["finished", "unfinished", "new"]
 
 
 class Trainer(Protocol):
-    """What trains one run: `maxsep.lab.engine.train`, or a stand-in with the same signature."""
+    """What trains one run: `maxsep.lab.engine.train`, or a stand-in with the same signature.
 
-    def __call__(self, spec: RunSpec, *, data_root: Any, runs: Any, execution: Execution, progress: bool) -> Path:
+    `download` is passed only where downloading is wanted, so a stand-in may do without it.
+    """
+
+    def __call__(
+        self,
+        spec: RunSpec,
+        *,
+        data_root: Any,
+        runs: Any,
+        execution: Execution,
+        progress: bool,
+        download: bool = False,
+    ) -> Path:
         """Train a run, or return at once if it is finished; returns its folder."""
 
 
@@ -63,6 +74,8 @@ class Summary:
     """The exit status of an interruption: 130 after Ctrl-C, 143 after a request to end; 0 without one."""
     seconds: float = 0.0
     radii: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What else the user should know, such as a choice that was not made."""
 
     @property
     def status(self) -> int:
@@ -76,7 +89,8 @@ class Summary:
         if self.postponed:
             parts.append(f"{len(self.postponed)} left for next time")
         text = f"{', '.join(parts)} in {format_seconds(self.seconds)}"
-        return text + (" (interrupted; the same command goes on)" if self.interrupted else "")
+        text += " (interrupted; the same command goes on)" if self.interrupted else ""
+        return "\n".join([text, *self.notes])
 
 
 def parse_budget(text: str | float) -> float:
@@ -158,6 +172,7 @@ def run(
     train: Trainer | None = None,
     on_event: Callable[[Event], None] | None = None,
     progress: bool = False,
+    download: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """Train every run that is not there yet.
@@ -177,11 +192,14 @@ def run(
         train: Trains one run; `maxsep.lab.engine.train` by default.
         on_event: Called when a run starts, ends, is skipped, fails or is postponed.
         progress: Whether each run shows its own progress.
+        download: Whether missing datasets may be fetched.
         clock: Seconds from any start.
     """
     execution = execution or Execution()
     deadline = None if budget is None else clock() + parse_budget(budget)
-    job = _Job(runs, data_root, execution, train or _engine(), on_event or (lambda event: None), progress, clock)
+    more = {"download": True} if download else {}
+    tell = on_event or (lambda event: None)
+    job = _Job(runs, data_root, execution, train or _engine(), tell, progress, clock, more)
     return job.run(unique(specs, only), deadline)
 
 
@@ -215,19 +233,69 @@ def reproduce(
         **settings: Passed on to `run`.
     """
     specs = recipe.specs(seeds, epochs, only, precision, max_train, max_test)
-    start = clock()
-    total = None if budget is None else parse_budget(budget)
-    summary = run(specs, runs=runs, budget=total, clock=clock, **settings)
-    if recipe.sweep is not None and not (summary.interrupted or summary.postponed):
+    deadline = None if budget is None else clock() + parse_budget(budget)
+
+    def left() -> float | None:
+        return None if deadline is None else max(deadline - clock(), 1e-9)
+
+    summary = run(specs, runs=runs, budget=left(), clock=clock, **settings)
+    if recipe.sweep is not None and _may_choose(summary):
         summary.radii = chosen_radii(specs, runs)
         selection = Selection.parse(only)
         follow = [spec for spec in recipe.final_specs(summary.radii, specs) if selection.matches(spec)]
-        left = None if total is None else max(total - (clock() - start), 1e-9)
-        _merge(summary, run(follow, runs=runs, budget=left, clock=clock, **settings), set(specs))
-    if recipe.times_inference and not summary.interrupted and not (Path(runs) / TIMING).exists():
-        execution = settings.get("execution") or Execution()
-        time_inference(specs, runs, device=execution.device, batch_size=max_test)
+        _merge(summary, run(follow, runs=runs, budget=left(), clock=clock, **settings), set(specs))
+    if recipe.times_inference and not summary.interrupted:
+        device = (settings.get("execution") or Execution()).device
+        if not time_inference(specs, runs, device=device, batch_size=max_test, deadline=deadline, clock=clock):
+            summary.notes.append("Inference is not timed yet: the budget was spent. The same command goes on.")
     return summary
+
+
+def check_data(
+    specs: Sequence[RunSpec], *, runs: str | Path = "runs", data_root: str | Path | None = None, download: bool = False
+) -> None:
+    """Read every dataset that runs still need, once, so that a missing one is one error and not one for each run.
+
+    Args:
+        specs: The runs.
+        runs: The folder of run folders; what is finished there needs no data.
+        data_root: Where the datasets lie.
+        download: Whether missing datasets may be fetched.
+    """
+    from maxsep.lab.data import load
+
+    needed = (spec.dataset for spec in specs if not is_finished(Path(runs) / canonical(spec).name))
+    for dataset in dict.fromkeys(needed):
+        load(dataset, data_root, download=download)
+
+
+def attempt(
+    train: Trainer, spec: RunSpec, *, runs: str | Path, data_root: Any, execution: Execution, progress: bool,
+    **more: Any,
+) -> Path:  # fmt: skip
+    """Train a run, and leave in its folder why it failed, if it fails after the folder was made."""
+    failure = Path(runs) / spec.name / FAILURE
+    try:
+        folder = train(spec, data_root=data_root, runs=runs, execution=execution, progress=progress, **more)
+    except BlockingIOError:  # another process is training this run: its folder is not ours to write to
+        raise
+    except Exception as error:
+        if failure.parent.is_dir():
+            record_failure(failure, spec, f"{type(error).__name__}: {error}")
+        raise
+    failure.unlink(missing_ok=True)
+    return folder
+
+
+def _may_choose(summary: Summary) -> bool:
+    """Whether a search came to its end; after a failure the rest of it must not choose in silence."""
+    failed = sum(spec.validation > 0 for spec, _ in summary.failed)
+    if failed:
+        summary.notes.append(
+            f"No radius was chosen: {failed} run{'' if failed == 1 else 's'} of the search failed. Mend the cause; the "
+            "same command trains them again."
+        )
+    return not (failed or summary.interrupted or summary.postponed)
 
 
 def chosen_radii(specs: Sequence[RunSpec], runs: str | Path) -> dict[str, float]:
@@ -256,6 +324,7 @@ class _Job:
     on_event: Callable[[Event], None]
     progress: bool
     clock: Callable[[], float]
+    more: dict[str, Any]
 
     def run(self, specs: Sequence[RunSpec], deadline: float | None) -> Summary:
         summary, start = Summary(), self.clock()
@@ -283,15 +352,13 @@ class _Job:
 
     def _one(self, spec: RunSpec, summary: Summary, tell: Callable[..., None]) -> bool:
         """Train one run and note what became of it; false if the user interrupted."""
-        begin, failure = self.clock(), Path(self.runs) / spec.name / FAILURE
+        begin, folder = self.clock(), Path(self.runs) / spec.name
+        fresh = not (folder / "resume").exists()
         try:
-            self.train(
-                spec,
-                data_root=self.data_root,
-                runs=self.runs,
-                execution=self.execution,
-                progress=self.progress,
-            )
+            attempt(
+                self.train, spec, runs=self.runs, data_root=self.data_root, execution=self.execution,
+                progress=self.progress, **self.more,
+            )  # fmt: skip
         except KeyboardInterrupt:
             summary.interrupted = 130
             return False
@@ -300,17 +367,21 @@ class _Job:
             return False
         except Exception as error:  # whatever stops one run must not stop the others
             message = f"{type(error).__name__}: {error}"
-            _record_failure(failure, spec, message)
+            if not folder.exists():  # the run failed before its folder was made
+                record_failure(folder / FAILURE, spec, message)
             summary.failed.append((spec, message))
             tell("failed", self.clock() - begin, message)
         else:
-            failure.unlink(missing_ok=True)
+            seconds = self.clock() - begin
+            if fresh and folder.is_dir():  # the time of half a run would be no measurement
+                write_wall(folder, seconds)
             summary.finished.append(spec)
-            tell("finished", self.clock() - begin)
+            tell("finished", seconds)
         return True
 
 
-def _record_failure(path: Path, spec: RunSpec, message: str) -> None:
+def record_failure(path: Path, spec: RunSpec, message: str) -> None:
+    """Write down why a run failed, for the report and for whoever mends it; call it where the error was caught."""
     import json
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -325,6 +396,7 @@ def _merge(summary: Summary, other: Summary, seen: set[RunSpec]) -> None:
     summary.postponed += other.postponed
     summary.interrupted = summary.interrupted or other.interrupted
     summary.seconds += other.seconds
+    summary.notes += other.notes
 
 
 def _engine() -> Trainer:

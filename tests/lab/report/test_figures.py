@@ -90,3 +90,11 @@ def test_angles_of_the_simplex():
     angles = vectors.pairwise_angles(simplex(10).T.tolist())
     assert len(angles) == 45
     assert max(abs(angle - 96.3794) for angle in angles) < 1e-3
+
+
+def test_rings_at_one_place_can_be_told_apart():
+    curve = [(radius, Summary(0.7, 0.01, 3)) for radius in (0.1, 1.0, 3.0)]
+    chosen = {"scaled": 1.0, "maxsep": 1.0}
+    text = figures.radius_figure("r", {"scaled": curve, "maxsep": curve}, None, chosen, "accuracy").svg
+    rings = re.findall(r'<use xlink:href="#([^"]+)" x="([\d.]+)" y="[\d.]+" style="fill-opacity: 0', text)
+    assert len({shape for shape, _ in rings}) == len({place for _, place in rings}) == len(rings) == 2

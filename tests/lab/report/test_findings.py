@@ -1,5 +1,6 @@
 import pytest
 
+from maxsep.lab.report.accuracy import accuracy_tables
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.findings import find
@@ -23,13 +24,16 @@ PLAIN, SCALED, MAXSEP = ("plain", 1.0), ("scaled", 0.1), ("maxsep", 0.1)
 @pytest.mark.parametrize(
     ("means", "headline"),
     [
-        ({PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6}, "Gains over the plain head in 1 of 1 comparisons, none beyond"),
-        ({PLAIN: 0.5, SCALED: 0.55, MAXSEP: 0.65}, "The matrix gains beyond its radius in the one"),
-        ({PLAIN: 0.6, SCALED: 0.5, MAXSEP: 0.5}, "The matrix lost to the plain head in 1 of 1"),
+        (
+            {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6},
+            "Gains over the plain head in 1 of 1 tested comparison, none over the control",
+        ),
+        ({PLAIN: 0.5, SCALED: 0.55, MAXSEP: 0.65}, "The matrix gains beyond its radius in 1 of 1 tested comparison"),
+        ({PLAIN: 0.6, SCALED: 0.5, MAXSEP: 0.5}, "The matrix lost to the plain head in 1 of 1 tested comparison"),
         ({PLAIN: 0.6, SCALED: 0.6, MAXSEP: 0.6}, "No difference beyond seed noise"),
         (
             {PLAIN: 0.5, MAXSEP: 0.6},
-            "Gains over the plain head in 1 of 1 comparisons, the control is still missing",
+            "Gains over the plain head in 1 of 1 tested comparison, the control is still missing",
         ),
         ({PLAIN: 0.5}, "Nothing to compare yet"),
     ],
@@ -43,7 +47,7 @@ def test_credit_goes_to_the_radius_where_the_control_does_as_well(tmp_path, run_
     text = " ".join(found.sentences)
     assert "these runs give the credit to the radius" in text
     assert "do not prove that the matrix adds nothing" in text
-    assert "2 paired two-sided t-tests" in text
+    assert "The accuracy tables show 3 paired two-sided t-tests" in text
     assert "Holm" in text
 
 
@@ -53,7 +57,7 @@ def test_without_seeds_nothing_is_claimed(tmp_path, run_folder):
     text = " ".join(found.sentences)
     assert "p =" not in text
     assert "p <" not in text
-    assert "cannot be tested" in text
+    assert "not testable: 2 common seeds, at least 3 needed" in text
 
 
 def test_a_control_that_cannot_be_tested_is_not_called_equal(tmp_path, run_folder):
@@ -66,17 +70,17 @@ def test_a_gain_that_correction_takes_away_is_not_the_headline(tmp_path, run_fol
     for imbalance in (0.5, 0.2, 0.1, 0.05, 0.02):
         means = {PLAIN: 0.5, SCALED: 0.5, MAXSEP: 0.511 if imbalance == 0.5 else 0.5}
         settings = make(tmp_path, run_folder, means, imbalance=imbalance)
-    headline = "1 of 5 comparisons gain beyond the radius, none after correction for their number"
+    headline = "The matrix gains beyond its radius in 1 of 5 tested comparisons (none after correction)"
     assert find(settings).headline == headline
     big = make(tmp_path / "b", run_folder, {PLAIN: 0.3, SCALED: 0.3, MAXSEP: 0.7})
     big += make(tmp_path / "c", run_folder, {PLAIN: 0.5, SCALED: 0.5, MAXSEP: 0.5}, imbalance=0.1)
-    assert find(big).headline == "The matrix gains beyond its radius in 1 of 2 comparisons (1 after correction)"
+    assert find(big).headline == "The matrix gains beyond its radius in 1 of 2 tested comparisons"
 
 
 def test_mixed_results_are_called_mixed(tmp_path, run_folder):
     make(tmp_path, run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6})
     settings = make(tmp_path, run_folder, {PLAIN: 0.6, SCALED: 0.5, MAXSEP: 0.5}, imbalance=0.1)
-    assert find(settings).headline == "Mixed: 1 of 2 comparisons gain over the plain head, 1 lose to it"
+    assert find(settings).headline == "Mixed: 1 of 2 tested comparisons gains over the plain head, 1 loses to it"
 
 
 def test_many_settings_are_summed_up(tmp_path, run_folder):
@@ -85,18 +89,100 @@ def test_many_settings_are_summed_up(tmp_path, run_folder):
         means = {PLAIN: 0.5, SCALED: 0.5, MAXSEP: 0.5 + gain}
         settings = make(tmp_path, run_folder, means, imbalance=imbalance)
     found = find(settings)
-    assert found.headline == "Against its control the matrix wins 2 and loses 3 of 5 comparisons"
+    assert found.headline == "Against its control the matrix wins 2 and loses 3 of 5 tested comparisons"
     assert any("differences range from" in sentence for sentence in found.sentences)
     assert any("in 2 of them the control too" in sentence for sentence in found.sentences)
 
 
 def test_after_a_search_the_chosen_radius_counts(tmp_path, run_folder):
     settings = make(tmp_path, run_folder, {PLAIN: 0.6, SCALED: 0.5, MAXSEP: 0.5, ("maxsep", 1.0): 0.6})
-    found = find(settings, {"maxsep": 1.0, "scaled": 1.0})
+    settings[0].chosen = {"maxsep": 1.0, "scaled": 1.0}
+    found = find(settings)
     assert found.headline.startswith("At its chosen radius of 1 the matrix is")
     assert found.headline.endswith("the plain head: no more than seed noise")
-    assert any("the test set played no part in the choice" in sentence for sentence in found.sentences)
-    assert (
-        "scaled alike: more than seed noise"
-        in find(make(tmp_path / "b", run_folder, {PLAIN: 0.5, SCALED: 0.5, MAXSEP: 0.6}), {"maxsep": 0.1}).headline
+    assert any("the test set played no part in it" in sentence for sentence in found.sentences)
+    other = make(tmp_path / "b", run_folder, {PLAIN: 0.5, SCALED: 0.5, MAXSEP: 0.6})
+    other[0].chosen = {"maxsep": 0.1}
+    assert find(other).headline.endswith("scaled alike: more than seed noise")
+
+
+def test_a_search_speaks_of_its_own_setting_only(tmp_path, run_folder):
+    settings = make(
+        tmp_path, run_folder, {PLAIN: 0.632, SCALED: 0.7, MAXSEP: 0.7}, dataset="cifar10", network="resnet34"
     )
+    settings += make(tmp_path / "b", run_folder, {PLAIN: 0.8, ("maxsep", 1.0): 0.81})
+    settings[1].chosen = {"scaled": 1.0, "maxsep": 1.0}
+    found = find(settings)
+    (told,) = (sentence for sentence in found.sentences if "held-out" in sentence)
+    assert told.startswith("Digits, MLP, balanced: ")
+    assert "scaled 82.03 %" in told
+    assert "63." not in told
+    assert "chosen radius" not in found.headline, "other settings stand on the page too"
+
+
+def test_a_radius_that_was_passed_over_is_not_in_the_headline(tmp_path, run_folder):
+    settings = make(tmp_path, run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6}, imbalance=0.1)
+    settings += make(tmp_path / "b", run_folder, {PLAIN: 0.8, ("maxsep", 1.0): 0.8, SCALED: 0.3, MAXSEP: 0.6})
+    assert find(settings).headline.startswith("The matrix gains beyond its radius")
+    settings[1].chosen = {"maxsep": 1.0}
+    found = find(settings)
+    assert found.headline.startswith("Gains over the plain head in 1 of 2 tested comparisons, none over the control")
+    assert any("radius 0.1: \N{MINUS SIGN}" in sentence for sentence in found.sentences), "but in the sentences"
+
+
+def test_every_p_value_of_the_tables_is_counted_and_nothing_else(tmp_path, run_folder):
+    means = {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6, ("etf", 1.0): 0.55}
+    settings = make(tmp_path, run_folder, means)
+    settings += make(tmp_path / "b", run_folder, {PLAIN: 0.5, MAXSEP: 0.6}, seeds=2, imbalance=0.1)
+    shown = sum("p " in cell.detail for table in accuracy_tables(settings) for row in table.rows for cell in row.cells)
+    assert shown == 4
+    assert f"The accuracy tables show {shown} paired" in find(settings).sentences[-1]
+
+
+def test_untested_comparisons_are_not_in_the_denominator(tmp_path, run_folder):
+    settings = make(tmp_path, run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6})
+    settings += make(tmp_path / "b", run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6}, seeds=1, imbalance=0.1)
+    assert "in 1 of 1 tested comparison" in find(settings).headline
+
+
+def test_headline_table_and_sentence_agree_after_correction(tmp_path, run_folder):
+    tops = {PLAIN: (0.6147, 0.6326, 0.6489), SCALED: (0.7022, 0.6996, 0.6966), MAXSEP: (0.7119, 0.7003, 0.6929)}
+    for (head, radius), values in tops.items():
+        for seed, top1 in enumerate(values):
+            run_folder(tmp_path, RunSpec(head=head, radius=radius, seed=seed), top1=top1)
+    settings = settings_of(collect(tmp_path).records)
+    found = find(settings)
+    assert "in 1 of 1 tested comparison (none after correction), none over the control" in found.headline
+    assert found.sentences[0].startswith(
+        "Digits, MLP, balanced, radius 0.1: +6.96 points (p = 0.046, before correction)"
+    )
+    assert "2 passed; none does after Holm's correction" in found.sentences[-1]
+    cells = [cell for table in accuracy_tables(settings) for row in table.rows for cell in row.cells]
+    assert not [cell for cell in cells if cell.tone in ("up", "down")], "colour would claim more than the headline"
+    assert sum(cell.detail.endswith("before correction") for cell in cells) == 2
+    assert "credit to the radius" in " ".join(found.sentences)
+
+
+def test_identical_runs_are_not_tested(tmp_path, run_folder):
+    for head, radius in (PLAIN, SCALED, MAXSEP):
+        for seed in range(3):
+            run_folder(tmp_path, RunSpec(head=head, radius=radius, seed=seed), top1=0.5 + 0.1 * seed)
+    found = find(settings_of(collect(tmp_path).records))
+    assert found.headline == "The same accuracy in every run"
+    assert not any("t-test" in sentence for sentence in found.sentences)
+
+
+def test_counts_leave_zeros_out_and_come_after_the_numbers(tmp_path, run_folder):
+    for imbalance in (0.5, 0.2, 0.1, 0.05, 0.02):
+        settings = make(tmp_path, run_folder, {PLAIN: 0.3, SCALED: 0.3, MAXSEP: 0.7}, imbalance=imbalance)
+    found = find(settings)
+    assert "range from" in found.sentences[0]
+    assert "Against the plain head 5 comparisons: 5 better by more than seed noise." in found.sentences
+    assert not any(" 0 " in sentence for sentence in found.sentences)
+
+
+def test_a_gain_over_the_control_that_correction_takes_away_decides_nothing(tmp_path, run_folder):
+    for imbalance in (0.5, 0.2, 0.1, 0.05, 0.02):
+        means = {PLAIN: 0.3, SCALED: 0.5, MAXSEP: 0.511 if imbalance == 0.5 else 0.5}
+        settings = make(tmp_path, run_folder, means, imbalance=imbalance)
+    assert any("do not decide whether the matrix adds" in sentence for sentence in find(settings).sentences)

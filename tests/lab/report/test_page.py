@@ -101,3 +101,20 @@ def contrast(one, other):
 
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_on_a_phone_rows_are_cards_and_nothing_scrolls_sideways(opened):
+    page = opened[0]
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.ariaLabel)"
+    )
+    assert wide == []
+    told = page.evaluate(
+        "[...document.querySelectorAll('#accuracy td')].filter(e => e.offsetParent)"
+        ".map(e => [getComputedStyle(e, '::before').content, e.getBoundingClientRect().right])"
+    )
+    assert {'"ours, %"', '"gain over scaled, same radius"'} <= {label for label, _ in told}
+    assert max(right for _, right in told) <= 390
+    page.set_viewport_size({"width": 1200, "height": 844})
+    assert page.evaluate("getComputedStyle(document.querySelector('#accuracy td'), '::before').content") == "none"

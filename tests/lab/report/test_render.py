@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from maxsep.lab import recipes
 from maxsep.lab.report import render
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.render import build
@@ -17,7 +18,9 @@ def test_three_forms_of_one_report(page):
     for text in ("95.09", "5 runs: 96.12 ± 0.19", "= plain", "Angular Fisher score", "maxsep reproduce table1"):
         assert text in html, text
         assert text in markdown, text
-    assert data["chosen_radii"].keys() == {"scaled", "maxsep"}
+    (search,) = data["chosen_radii"]
+    assert search["radii"].keys() == {"scaled", "maxsep"}
+    assert (search["setting"]["dataset"], search["setting"]["validation"]) == ("digits", 0.0)
     assert {problem["kind"] for problem in data["problems"]} == {"unfinished", "failed", "broken"}
     assert "ttest_rel" in data["test"]
     assert len(data["runs"]) == len(set(data["runs"])) > 50
@@ -85,9 +88,20 @@ def test_no_runs_at_all(tmp_path):
         render(tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("module", "extra"), [("jinja2", "report"), ("matplotlib", "report")])
+@pytest.mark.parametrize(("module", "extra"), [("jinja2", "lab"), ("matplotlib", "lab")])
 def test_a_missing_package_is_named(tmp_path, run_folder, monkeypatch, module, extra):
     run_folder(tmp_path, RunSpec())
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ImportError, match=rf'pip install "maxsep\[{extra}\]"'):
         render(tmp_path, tmp_path / "out")
+
+
+def test_a_search_with_missing_runs_chooses_nothing(tmp_path, run_folders):
+    specs = recipes.get("demo").specs()
+    searched = next(s for s in specs if s.validation and s.head == "maxsep")
+    run_folders(tmp_path / "runs", [spec for spec in specs if spec != searched])
+    report = build(collect(tmp_path / "runs"))
+    assert report.extra["chosen_radii"] == []
+    (radius,) = (section for section in report.sections if section.id == "radius")
+    assert any("the search for the radius is not complete" in text for text in radius.text)
+    assert not any("held-out training data chose" in sentence for sentence in report.finding.sentences)

@@ -1,12 +1,13 @@
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from maxsep.lab.report.statistics import LEVEL, compare, holm, summarise
+from maxsep.lab.report.statistics import LEVEL, Comparison, adjust, compare, holm, mean, summarise
 
 FRACTIONS = st.floats(0, 1, allow_nan=False)
 
@@ -68,3 +69,19 @@ def test_holm_lies_between_raw_and_bonferroni(values):
         assert math.isclose(min(adjusted), min(1.0, len(values) * min(values)))
     order = sorted(range(len(values)), key=lambda i: values[i])
     assert all(adjusted[a] <= adjusted[b] for a, b in itertools.pairwise(order))
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=6))
+def test_means_of_whole_images_are_exact(hits):
+    assert mean([hit / 10_000 for hit in hits]) == float(Fraction(sum(hits), 10_000 * len(hits)))
+
+
+def test_correction_leaves_what_has_no_p_value():
+    untested = Comparison(0.1, 2, None, "not testable")
+    first, second, third = adjust(
+        [Comparison(0.1, 3, 0.03, "more than noise"), untested, Comparison(0.1, 3, 0.04, "noise")]
+    )
+    assert second is untested
+    assert (first.adjusted, third.adjusted) == (0.06, 0.06)
+    assert (first.passes, first.holds, untested.passes, untested.holds) == (True, False, False, False)
+    assert Comparison(0.1, 3, 0.03, "more than noise").holds, "alone, it needs no correction"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.comparison import Entry, Method, Setting, distinctions
-from maxsep.lab.report.statistics import Comparison
-from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent
+from maxsep.lab.report.family import Family, family, is_echo
+from maxsep.lab.report.statistics import Comparison, Summary
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent, rounded
 from maxsep.lab.spec import RunSpec
 
 COLUMNS = (
@@ -22,17 +24,26 @@ COLUMNS = (
 )
 CAPTION = (
     "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. Below each "
-    "gain: the verdict of a paired two-sided t-test."
+    "gain: the verdict of a paired two-sided t-test. In colour: what is still more than noise after correction for "
+    "the number of tests in these tables."
 )
 _PROTOCOL_EPOCHS = {"resnet34": 200, "convnet": 90}
+_FAR = 5.0
+"""Percentage points between the paper's number and ours that call for a remark."""
 
 
-def accuracy_tables(settings: Sequence[Setting]) -> list[Table]:
-    """Build one table for each dataset and network, with a block of rows for each setting."""
+def accuracy_tables(settings: Sequence[Setting], tests: Family | None = None) -> list[Table]:
+    """Build one table for each dataset and network, with a block of rows for each setting.
+
+    Args:
+        settings: What to show.
+        tests: The comparisons of all settings, as `family` makes them.
+    """
+    tests = family(settings) if tests is None else tests
     labels = distinctions(settings)
     tables = []
     for number, (title, group) in enumerate(groupby(settings, key=lambda setting: setting.title), 1):
-        rows = [row for setting in group for row in _rows(setting, labels[setting.spec])]
+        rows = [row for setting in group for row in _rows(setting, labels[setting.spec], tests)]
         columns, rows = _without_empty_paper(rows)
         tables.append(Table(f"accuracy-{number}", title, columns, tuple(rows), CAPTION, numeric_from=1))
     return tables
@@ -47,8 +58,14 @@ def _without_empty_paper(rows: list[Row]) -> tuple[tuple[str, ...], list[Row]]:
     return COLUMNS[:place] + COLUMNS[place + 1 :], kept
 
 
-def results(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """List the same numbers for machines: accuracies as fractions, differences as fractions, values by seed."""
+def results(settings: Sequence[Setting], tests: Family | None = None) -> list[dict[str, Any]]:
+    """List the same numbers for machines: accuracies as fractions, differences as fractions, values by seed.
+
+    Args:
+        settings: What to list; more than the tables show.
+        tests: The comparisons that the tables show; only these are corrected for their number.
+    """
+    tests = {} if tests is None else tests
     found = []
     for setting in settings:
         for method, entry in setting.entries.items():
@@ -64,48 +81,74 @@ def results(settings: Sequence[Setting]) -> list[dict[str, Any]]:
                     "mean": summary.mean if summary else None,
                     "std": summary.std if summary else None,
                     "paper": _paper_values(_cell_spec(setting, method)),
-                    "gain_over_plain": _plain_dict(setting.against(method, setting.plain(method))),
-                    "gain_over_scaled": _plain_dict(_against_control(setting, method)),
+                    "gain_over_plain": _plain_dict(
+                        tests.get((setting.spec, method, "plain")) or setting.against(method, setting.plain(method))
+                    ),
+                    "gain_over_scaled": _plain_dict(
+                        tests.get((setting.spec, method, "control")) or _against_control(setting, method)
+                    ),
                 }
             )
     return found
 
 
-def _rows(setting: Setting, distinction: str) -> list[Row]:
+def _rows(setting: Setting, distinction: str, tests: Family) -> list[Row]:
     methods = list(setting.entries)
     best = max((summary.mean for entry in setting.entries.values() if (summary := entry.summary())), default=None)
     rows = []
     for method in methods:
-        rows.append(_row(setting, setting.entries[method], best))
+        rows.append(_row(setting, setting.entries[method], best, tests))
         if method.head == "plain" and method.loss == "cross_entropy" and _has_unit_radius(methods):
             rows.append(_same_as_plain())
     group = setting.balance + (f" · {distinction}" if distinction else "")
     return [Row(row.cells, group if index == 0 else "") for index, row in enumerate(rows)]
 
 
-def _row(setting: Setting, entry: Entry, best: float | None) -> Row:
+def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> Row:
     method = entry.method
     summary = entry.summary()
-    ours = percent(summary, "strong" if summary and summary.mean == best else "")
-    return Row(
-        (
-            Cell(method.label),
-            Cell(f"{method.radius:g}"),
-            _paper_cell(_cell_spec(setting, method)),
-            ours,
-            gain(setting.against(method, setting.plain(method))),
-            _control_cell(setting, method),
-        )
-    )
+    echo = is_echo(setting, method)
+    ours = percent(summary, "strong" if summary and summary.mean == best and not echo else "")
+    spec = _cell_spec(setting, method)
+    if remark := _remark(spec, summary):
+        ours = dataclasses.replace(ours, notes=(remark,))
+    over_plain = gain(tests.get((setting.spec, method, "plain")))
+    over_control = _control_cell(setting, method, tests)
+    if echo:
+        over_plain, over_control = Cell("= maxsep", "up to rounding", "muted"), EMPTY
+    return Row((Cell(method.label), Cell(f"{method.radius:g}"), _paper_cell(spec), ours, over_plain, over_control))
 
 
-def _control_cell(setting: Setting, method: Method) -> Cell:
+def _control_cell(setting: Setting, method: Method, tests: Family) -> Cell:
     if method.head in ("plain", "scaled"):
         return EMPTY
     control = setting.control(method)
     if control is not None and control.method.head == "plain":
         return Cell("= plain", "scaled at radius 1 is plain", "muted")
-    return gain(setting.against(method, control))
+    return gain(tests.get((setting.spec, method, "control")))
+
+
+def _remark(spec: RunSpec, summary: Summary | None) -> str:
+    """Say it where our number is far from the paper's although the experiment is meant to be the same."""
+    number = paper.table1(spec) or paper.prototypes(spec)
+    if number is None or summary is None or _is_other_experiment(spec):
+        return ""
+    apart, is_plain = 100 * summary.mean - number.value, spec.head == "plain"
+    if abs(apart) <= _FAR:
+        return ""
+    numbers = "" if spec.precision == "32-true" else f", computed in {spec.precision}"
+    beyond = summary.std is not None and abs(apart) > 3 * 100 * summary.std
+    return (
+        f"{rounded(abs(apart))} points {'above' if apart > 0 else 'below'} the paper's {number.value:.2f}"
+        f"{', more than seeds explain' if beyond else ''}. The settings are those of the paper and its "
+        f"released code{numbers}; "
+        f"the cause is not known.{' Gains over this row are not the gains of the paper.' if is_plain else ''}"
+    )
+
+
+def _is_other_experiment(spec: RunSpec) -> bool:
+    short = spec.epochs != _PROTOCOL_EPOCHS.get(spec.network, spec.epochs)
+    return short or spec.max_train is not None or spec.max_test is not None
 
 
 def _against_control(setting: Setting, method: Method) -> Comparison | None:
@@ -162,6 +205,7 @@ def _plain_dict(comparison: Comparison | None) -> dict[str, Any] | None:
         "difference": comparison.difference,
         "seeds": comparison.n,
         "p": comparison.p,
+        "p_after_correction": comparison.adjusted,
         "verdict": comparison.verdict,
         "reason": comparison.reason,
     }

@@ -41,11 +41,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Problem:
-    """A folder that holds no usable result, and why."""
+    """A folder, or a file of timings, that holds no usable result, and why."""
 
     folder: Path
-    kind: Literal["unfinished", "failed", "broken", "duplicate"]
+    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing"]
     reason: str
+
+    @property
+    def label(self) -> str:
+        """A run folder's name says enough; a file of timings needs its path."""
+        return str(self.folder) if self.kind == "timing" else self.folder.name
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,11 @@ def collect(*folders: str | Path) -> Collection:
         root = Path(given)
         if not root.is_dir():
             raise ValueError(f"{root} is not a folder. Give a run folder, or a folder that holds run folders.")
-        timings += [_load(path) for path in sorted(root.rglob("timing.json"))]
+        for path in sorted(root.rglob("timing.json")):
+            try:
+                timings.append(_timing(path))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                problems.append(Problem(path, "timing", f"cannot be read as timings: {_one_line(error)}"))
         for folder in sorted(_run_folders(root)):
             found = read_run(folder)
             if isinstance(found, Problem):
@@ -110,7 +119,7 @@ def read_run(folder: str | Path) -> Record | Problem:
     except KeyError as error:
         return Problem(folder, "broken", f"result.json has no field {error}")
     except (OSError, ValueError, TypeError) as error:
-        return Problem(folder, "broken", " ".join(str(error).split()))
+        return Problem(folder, "broken", _one_line(error))
 
 
 def _run_folders(root: Path) -> Iterable[Path]:
@@ -125,12 +134,35 @@ def _run_folders(root: Path) -> Iterable[Path]:
 def _without_result(folder: Path) -> Problem:
     try:
         if (folder / "failure.json").is_file():
-            return Problem(folder, "failed", str(_load(folder / "failure.json")["error"]))
+            return Problem(folder, "failed", _failure(_load(folder / "failure.json")))
         epochs = sum(1 for _ in _history(folder / "metrics.jsonl"))
         total = _load(folder / "spec.json").get("epochs", "?")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Problem(folder, "broken", f"no result.json, and {' '.join(str(error).split())}")
+        return Problem(folder, "broken", f"no result.json, and {_one_line(error)}")
     return Problem(folder, "unfinished", f"{epochs} of {total} epochs done; train it again to go on")
+
+
+def _failure(record: dict[str, Any]) -> str:
+    return " ".join(str(record["error"]).split())
+
+
+def _timing(path: Path) -> dict[str, Any]:
+    """Read a file of timings and touch every number that a table will show."""
+    found = _load(path)
+    for row in found["rows"]:
+        low, high = row["quartiles"]
+        names = (row["dataset"], row["network"], row["head"])
+        numbers = (row["median_seconds"], row["batch_size"], low, high)
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("a row does not name its dataset, network and head")
+        if not all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers):
+            raise ValueError("a row holds a time that is not a positive number")
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"there is no field {text}" if isinstance(error, KeyError) else text
 
 
 def _history(path: Path) -> Iterable[dict[str, Any]]:

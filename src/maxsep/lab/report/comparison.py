@@ -80,8 +80,13 @@ class Setting:
 
     spec: RunSpec
     entries: dict[Method, Entry] = field(default_factory=dict)
-    focus: float | None = None
-    """The radius that validation data chose for the matrix, if they did."""
+    chosen: dict[str, float] = field(default_factory=dict)
+    """The radius that held-out data of this very setting chose for each head, if they did."""
+
+    @property
+    def focus(self) -> float | None:
+        """The radius that was chosen for the matrix."""
+        return self.chosen.get("maxsep")
 
     @property
     def title(self) -> str:
@@ -144,15 +149,18 @@ def duel(settings: Sequence[Setting], head: str, other: str) -> str:
         verdicts += [comparison for comparison in found if comparison is not None]
     if not verdicts:
         return ""
-    told = [comparison for comparison in verdicts if comparison.verdict == "more than noise"]
+    told = [comparison for comparison in verdicts if comparison.passes]
     won = sum(comparison.difference > 0 for comparison in told)
-    untested = sum(comparison.verdict == "not testable" for comparison in verdicts)
-    rest = len(verdicts) - len(told) - untested
-    return (
-        f"{head} against {other.replace('_', ' ')}, {len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'}: "
-        f"{won} better and {len(told) - won} worse by more than seed noise, {rest} not told apart, "
-        f"{untested} not testable."
-    )
+    untested = sum(comparison.p is None for comparison in verdicts)
+    counts = {
+        "better by more than seed noise": won,
+        "worse by more than seed noise": len(told) - won,
+        "not told apart": len(verdicts) - len(told) - untested,
+        "not testable": untested,
+    }
+    words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    number = f"{len(verdicts)} comparison{'' if len(verdicts) == 1 else 's'}"
+    return f"{head} against {other.replace('_', ' ')}, {number}, before correction: {words}."
 
 
 def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:

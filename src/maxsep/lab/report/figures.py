@@ -9,6 +9,8 @@ from maxsep.lab.report.statistics import Summary
 from maxsep.lab.report.svg import INK, SOFT, Figure, canvas, colour_of, finish, legend_below
 
 _DASHES = {"scaled": (0, (5, 2)), "twin": (0, (1.5, 1.5))}
+_DODGE = 1.05
+"""Heads are drawn this factor to the left and right of their radius."""
 _MARKERS = {"plain": "s", "scaled": "^", "maxsep": "o"}
 
 
@@ -29,15 +31,16 @@ def radius_figure(
         where: What was measured on which data, for the axis.
     """
     with canvas(5.2, 3.2) as (figure, axes):
-        for head, points in curves.items():
-            radii = [radius for radius, _ in points]
+        for place, (head, points) in enumerate(curves.items()):
+            dodge = _DODGE ** (2 * place - len(curves) + 1)  # equal values stand side by side
+            radii = [radius * dodge for radius, _ in points]
             means = [100 * s.mean for _, s in points]
             spread = [100 * (s.std or 0.0) for _, s in points]
             axes.errorbar(radii, means, spread, label=head, **_look(head), capsize=2, elinewidth=0.9)
             if head in chosen:
                 best = dict(points)[chosen[head]].mean * 100
-                ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.3}
-                axes.plot([chosen[head]], [best], "o", color=colour_of(head), **ring)
+                ring = {"markersize": 9 + 4.5 * place, "markerfacecolor": "none", "markeredgewidth": 1.3}
+                axes.plot([chosen[head] * dodge], [best], "o", color=colour_of(head), **ring)
         if plain is not None:
             axes.axhline(100 * plain.mean, color=colour_of("plain"), linewidth=1.1, label="plain")
         axes.set_xscale("log")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from maxsep.lab.report.comparison import Method, Setting
+from maxsep.lab.report.family import Against, Family, family
 from maxsep.lab.report.model import Finding
-from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, Comparison, holm
-from maxsep.lab.report.tables import signed, verdict_text
+from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, Comparison
+from maxsep.lab.report.tables import rounded, signed, verdict_text
 
 _FEW = 4
 _NO_CONTROL = "the control is still missing or has too few seeds"
@@ -16,7 +17,7 @@ _NO_CONTROL = "the control is still missing or has too few seeds"
 
 @dataclass(frozen=True)
 class _Pair:
-    """`maxsep` against one other head in one setting."""
+    """`maxsep` against one other head in one setting; won and lost are verdicts before correction."""
 
     setting: Setting
     method: Method
@@ -24,120 +25,134 @@ class _Pair:
 
     @property
     def won(self) -> bool:
-        return self.comparison.verdict == "more than noise" and self.comparison.difference > 0
+        return self.comparison.passes and self.comparison.difference > 0
 
     @property
     def lost(self) -> bool:
-        return self.comparison.verdict == "more than noise" and self.comparison.difference < 0
+        return self.comparison.passes and self.comparison.difference < 0
 
     @property
-    def testable(self) -> bool:
-        return self.comparison.verdict != "not testable"
+    def tested(self) -> bool:
+        """Whether there is a p-value; equal numbers and too few seeds have none."""
+        return self.comparison.p is not None
 
     @property
     def where(self) -> str:
         return f"{self.setting.label}, radius {self.method.radius:g}"
 
 
-def find(settings: Sequence[Setting], chosen: Mapping[str, float] | None = None) -> Finding:
+def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
     """Compute the headline and its sentences.
 
     Args:
-        settings: Settings evaluated on test data.
-        chosen: The radius that held-out data chose for each head, if there was a search.
+        settings: Settings evaluated on test data; `chosen` tells the radius that held-out data chose in each.
+        tests: The comparisons of all settings, as `family` makes them.
     """
-    plain, control = _pairs(settings, "plain"), _pairs(settings, "control")
+    tests = family(settings) if tests is None else tests
+    plain, control = _pairs(settings, tests, "plain"), _pairs(settings, tests, "control")
     if not plain:
         return Finding(
             "Nothing to compare yet", ("No setting has finished runs of both the matrix and the plain head.",)
         )
-    sentences = [_count("the plain head", plain)]
-    if control:
+    sentences = _details(plain, control)
+    sentences += [_chosen(setting) for setting in settings]
+    if len(plain) > _FEW:
+        sentences.append(_count("the plain head", plain))
         sentences.append(_count("the control, a plain head with the same radius,", control))
-    else:
+    if not control and any(pair.method.radius != 1 for pair in plain):
         sentences.append("The control (scaled, at the same radius) has no finished runs beside the matrix yet.")
-    sentences += _details(plain, control)
-    if chosen:
-        sentences.append(_chosen(settings, chosen))
-    sentences += [_interpretation(plain, control), *_multiplicity([*plain, *control])]
-    headline = _chosen_headline(plain, control, chosen or {}) or _headline(plain, control)
+    sentences += [_interpretation(plain, control), _multiplicity(tests)]
+    headline = _chosen_headline(settings, plain, control) or _headline(_at_chosen(plain), _at_chosen(control))
     return Finding(headline, tuple(filter(None, sentences)))
 
 
-def _pairs(settings: Sequence[Setting], against: str) -> list[_Pair]:
-    pairs = []
-    for setting in settings:
-        for method in setting.entries:
-            if method.head != "maxsep" or (against == "control" and method.radius == 1):
-                continue
-            other = setting.plain(method) if against == "plain" else setting.control(method)
-            comparison = setting.against(method, other)
-            if comparison is not None:
-                pairs.append(_Pair(setting, method, comparison))
-    return pairs
+def _pairs(settings: Sequence[Setting], tests: Family, against: Against) -> list[_Pair]:
+    return [
+        _Pair(setting, method, tests[setting.spec, method, against])
+        for setting in settings
+        for method in setting.entries
+        if method.head == "maxsep" and (setting.spec, method, against) in tests
+    ]
 
 
-def _chosen_headline(plain: Sequence[_Pair], control: Sequence[_Pair], chosen: Mapping[str, float]) -> str:
-    """After a search, the comparison that counts is the one at the radius that was chosen."""
-    radius = chosen.get("maxsep")
+def _chosen_headline(settings: Sequence[Setting], plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
+    """After a search, and with nothing else on the page, the comparison at the chosen radius is the one that counts."""
+    radius = settings[0].focus
     pairs = [pair for pair in (plain if radius == 1 else control) if pair.method.radius == radius]
-    if len(pairs) != 1:
+    if len(settings) != 1 or len(pairs) != 1:
         return ""
-    difference, verdict = pairs[0].comparison.difference, pairs[0].comparison.verdict
+    comparison = pairs[0].comparison
     other = "the plain head" if radius == 1 else "a plain head scaled alike"
-    start = f"At its chosen radius of {radius:g} the matrix is {abs(100 * difference):.2f} points "
-    start += f"{'ahead of' if difference > 0 else 'behind'} {other}"
-    ends = {"noise": "no more than seed noise", "more than noise": "more than seed noise"}
-    if verdict == "identical":
+    if comparison.verdict == "identical":
         return f"At its chosen radius of {radius:g} the matrix equals {other}"
-    return f"{start}: {ends.get(verdict, verdict)}"
+    start = f"At its chosen radius of {radius:g} the matrix is {rounded(abs(comparison.difference), scale=100)} points "
+    start += f"{'ahead of' if comparison.difference > 0 else 'behind'} {other}"
+    if comparison.passes and not comparison.holds:
+        return f"{start}: more than seed noise, but not after correction"
+    ends = {"noise": "no more than seed noise", "more than noise": "more than seed noise"}
+    return f"{start}: {ends.get(comparison.verdict, comparison.verdict)}"
+
+
+def _at_chosen(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Where a radius was chosen on held-out data, a headline speaks of that radius and not of those passed over."""
+
+    def counts(pair: _Pair) -> bool:
+        focus = pair.setting.focus
+        return focus is None or pair.method.radius == focus or Method("maxsep", focus) not in pair.setting.entries
+
+    return list(filter(counts, pairs))
 
 
 def _headline(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
-    if not any(pair.testable for pair in [*plain, *control]):
-        return "Too few seeds to tell a gain from noise"
-    beyond = sum(pair.won for pair in control)
-    below = sum(pair.lost for pair in control)
-    won, lost = sum(pair.won for pair in plain), sum(pair.lost for pair in plain)
-    if beyond and not below:
-        return _beyond(beyond, control)
+    tested, controlled = [p for p in plain if p.tested], [p for p in control if p.tested]
+    if not tested and not controlled:
+        same = all(pair.comparison.verdict == "identical" for pair in [*plain, *control])
+        return "The same accuracy in every run" if same else "Too few seeds to tell a gain from noise"
+    beyond, below = [p for p in controlled if p.won], [p for p in controlled if p.lost]
+    won, lost = [p for p in tested if p.won], [p for p in tested if p.lost]
     if beyond and below:
-        return f"Against its control the matrix wins {beyond} and loses {below} of {len(control)} comparisons"
-    if won and not lost:
-        tested = any(pair.testable for pair in control)
-        tail = "none beyond the control at the same radius" if tested else _NO_CONTROL
-        return f"Gains over the plain head in {won} of {len(plain)} comparisons, {tail}"
-    if lost and not won:
-        return f"The matrix lost to the plain head in {lost} of {len(plain)} comparisons"
+        return (
+            f"Against its control the matrix wins {len(beyond)} and loses {len(below)} of {_of(controlled)}"
+            f"{_corrected([*beyond, *below])}"
+        )
+    if beyond:
+        return f"The matrix gains beyond its radius in {len(beyond)} of {_of(controlled)}{_corrected(beyond)}"
     if won and lost:
-        return f"Mixed: {won} of {len(plain)} comparisons gain over the plain head, {lost} lose to it"
+        return (
+            f"Mixed: {len(won)} of {_of(tested)} {'gains' if len(won) == 1 else 'gain'} over the plain head, "
+            f"{len(lost)} {'loses' if len(lost) == 1 else 'lose'} to it{_corrected([*won, *lost])}"
+        )
+    if won:
+        tail = "none over the control at the same radius" if controlled else _NO_CONTROL
+        return f"Gains over the plain head in {len(won)} of {_of(tested)}{_corrected(won)}, {tail}"
+    if lost:
+        return f"The matrix lost to the plain head in {len(lost)} of {_of(tested)}{_corrected(lost)}"
     return "No difference beyond seed noise"
 
 
-def _beyond(beyond: int, control: Sequence[_Pair]) -> str:
-    """A headline for gains over the control, no larger than a correction for their number allows."""
-    if len(control) == 1:
-        return "The matrix gains beyond its radius in the one comparison made"
-    kept = sum(p < LEVEL for p in holm([pair.comparison.p for pair in control if pair.comparison.p is not None]))
-    if kept == 0:
-        return f"{beyond} of {len(control)} comparisons gain beyond the radius, none after correction for their number"
-    return f"The matrix gains beyond its radius in {beyond} of {len(control)} comparisons ({kept} after correction)"
+def _of(pairs: Sequence[_Pair]) -> str:
+    return f"{len(pairs)} tested comparison{_s(pairs)}"
+
+
+def _corrected(pairs: Sequence[_Pair]) -> str:
+    """Say how many verdicts are left after correction for the number of tests; nothing if all are."""
+    kept = sum(pair.comparison.holds for pair in pairs)
+    return "" if kept == len(pairs) else f" ({kept or 'none'} after correction)"
 
 
 def _count(name: str, pairs: Sequence[_Pair]) -> str:
-    testable = [pair for pair in pairs if pair.testable]
-    missing = len(pairs) - len(testable)
-    if not testable:
-        return (
-            f"Against {name} {len(pairs)} comparison{_s(pairs)} cannot be tested: "
-            f"fewer than {MIN_SEEDS} common seeds, or differences that do not vary."
-        )
-    won, lost = sum(pair.won for pair in testable), sum(pair.lost for pair in testable)
-    text = (
-        f"Against {name} the matrix was better by more than seed noise in {won}, worse in {lost}, and not told apart "
-        f"in {len(testable) - won - lost} of {len(testable)} tested comparison{_s(testable)}."
-    )
-    return text + (f" {missing} more cannot be tested." if missing else "")
+    """Count verdicts in a sentence, leaving out what did not occur."""
+    tested = [pair for pair in pairs if pair.tested]
+    won, lost = [pair for pair in tested if pair.won], [pair for pair in tested if pair.lost]
+    apart = len(tested) - len(won) - len(lost)
+    words = [f"{len(won)} better by more than seed noise{_corrected(won)}"] if won else []
+    words += [f"{len(lost)} worse by more than seed noise{_corrected(lost)}"] if lost else []
+    words += [f"{apart} not told apart"] if apart else []
+    same = sum(pair.comparison.verdict == "identical" for pair in pairs)
+    missing = len(pairs) - len(tested) - same
+    words += [f"{same} equal in every seed"] if same else []
+    words += [f"{missing} not testable (fewer than {MIN_SEEDS} common seeds)"] if missing else []
+    return f"Against {name} {len(pairs)} comparison{_s(pairs)}: {', '.join(words)}." if pairs else ""
 
 
 def _details(plain: Sequence[_Pair], control: Sequence[_Pair]) -> list[str]:
@@ -154,64 +169,79 @@ def _details(plain: Sequence[_Pair], control: Sequence[_Pair]) -> list[str]:
 
 
 def _points(pair: _Pair) -> str:
-    return f"{signed(100 * pair.comparison.difference)} points ({verdict_text(pair.comparison)})"
+    found = pair.comparison
+    reason = f": {found.reason}" if found.verdict == "not testable" else ""
+    return f"{signed(found.difference, scale=100)} points ({verdict_text(found)}{reason})"
 
 
 def _range(pairs: Sequence[_Pair], name: str) -> str:
     ordered = sorted(pairs, key=lambda pair: pair.comparison.difference)
     low, high = ordered[0], ordered[-1]
     return (
-        f"Over {name} the differences range from {signed(100 * low.comparison.difference)} points ({low.where}) to "
-        f"{signed(100 * high.comparison.difference)} ({high.where})."
+        f"Over {name} the differences range from {signed(low.comparison.difference, scale=100)} points ({low.where}) "
+        f"to {signed(high.comparison.difference, scale=100)} ({high.where})."
     )
 
 
 def _interpretation(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
-    won = {(pair.setting.spec, pair.method) for pair in plain if pair.won}
-    tested = {(p.setting.spec, p.method): p for p in control if p.testable}
+    won = {(pair.setting.spec, pair.method): pair for pair in plain if pair.won}
+    tested = {(p.setting.spec, p.method): p for p in control if p.tested}
     both = [tested[key] for key in won if key in tested]
     if not both:
         return ""
-    beyond = sum(pair.won for pair in both)
-    if beyond == 0:
+    beyond = [pair for pair in both if pair.won]
+    if not beyond:
         return (
-            f"Where the matrix beat the plain head ({len(both)} comparison{_s(both)} with a control), the control at "
-            "the same radius was not beaten beyond noise: these runs give the credit to the radius. They do not "
-            "prove that the matrix adds nothing."
+            f"Where the matrix beat the plain head ({len(both)} comparison{_s(both)} with a control"
+            f"{', before correction' if _corrected(list(won.values())) else ''}), the control at the same radius was "
+            "not beaten beyond noise: these runs give the credit to the radius. They do not prove that the matrix adds "
+            "nothing."
         )
-    if len(both) == beyond == 1:
+    kept = sum(pair.comparison.holds for pair in beyond)
+    if not kept:
+        return (
+            f"The matrix beat the plain head in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} "
+            "of them the control too, but not after correction: these runs do not decide whether the matrix adds to "
+            "what its radius does."
+        )
+    if len(both) == kept == 1:
         return "The gain over the plain head is also a gain over its control: the radius alone does not explain it."
     return (
-        f"The matrix beat the plain head in {len(both)} comparisons that have a control, and in {beyond} of them the "
-        "control too: there the radius alone does not explain the difference."
+        f"The matrix beat the plain head in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} of "
+        f"them the control too{_corrected(beyond)}: there the radius alone does not explain the difference."
     )
 
 
-def _multiplicity(pairs: Sequence[_Pair]) -> list[str]:
-    p_values = [pair.comparison.p for pair in pairs if pair.comparison.p is not None]
-    if not p_values:
-        return []
-    passed = sum(p < LEVEL for p in p_values)
-    kept = sum(p < LEVEL for p in holm(p_values))
-    if len(p_values) == 1:
-        return [f"One paired two-sided t-test was made, at the level {LEVEL:g}."]
-    return [
-        f"{len(p_values)} paired two-sided t-tests were made here at the level {LEVEL:g}; if nothing differed, about "
-        f"{LEVEL * len(p_values):.1f} would pass by chance. {passed} passed; {kept} still do after Holm's correction. "
-        "With few seeds the test sees large differences only."
-    ]
+def _multiplicity(tests: Family) -> str:
+    """Count every p-value of the accuracy tables, whatever heads it compares."""
+    made = [comparison for comparison in tests.values() if comparison.p is not None]
+    if not made:
+        return ""
+    if len(made) == 1:
+        return f"The accuracy tables show one paired two-sided t-test, at the level {LEVEL:g}."
+    passed, kept = sum(c.passes for c in made), sum(c.holds for c in made)
+    after = (
+        f"; {f'{kept} still' if kept else 'none'} {'do' if kept > 1 else 'does'} after Holm's correction"
+        if passed
+        else ""
+    )
+    return (
+        f"The accuracy tables show {len(made)} paired two-sided t-tests at the level {LEVEL:g}, those of the other "
+        f"heads included; if nothing differed, about {LEVEL * len(made):.1f} would pass by chance. {passed or 'None'} "
+        f"passed{after}. With few seeds the test sees large differences only."
+    )
 
 
-def _chosen(settings: Sequence[Setting], chosen: Mapping[str, float]) -> str:
-    words = " and ".join(f"{radius:g} for {head}" for head, radius in chosen.items())
-    text = f"Held-out training data chose a radius of {words}; the test set played no part in the choice."
+def _chosen(setting: Setting) -> str:
+    if not setting.chosen:
+        return ""
+    words = " and ".join(f"{radius:g} for {head}" for head, radius in setting.chosen.items())
+    text = f"{setting.label}: held-out training data chose a radius of {words}; the test set played no part in it."
     reached = []
-    for head, radius in chosen.items():
+    for head, radius in setting.chosen.items():
         method = Method("plain", 1.0) if head == "scaled" and radius == 1 else Method(head, radius)
-        for setting in settings:
-            if method in setting.entries and (summary := setting.entries[method].summary()):
-                reached.append(f"{head} {100 * summary.mean:.2f} %")
-                break
+        if method in setting.entries and (summary := setting.entries[method].summary()):
+            reached.append(f"{head} {rounded(summary.mean, scale=100)} %")
     return text + (f" At the chosen radius the test accuracy is {', '.join(reached)}." if reached else "")
 
 

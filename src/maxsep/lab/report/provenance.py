@@ -10,7 +10,7 @@ from maxsep.lab.grid import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method, dataset_label, network_label
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
-from maxsep.lab.report.tables import EMPTY, Cell, Row, Table
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, rounded
 from maxsep.lab.spec import RunSpec
 
 _ANY = {"seed": 0, "precision": "32-true", "max_train": None, "max_test": None}
@@ -35,8 +35,10 @@ DEFINITIONS = (
     ("± ", "Sample standard deviation over seeds (n \N{MINUS SIGN} 1), not a confidence interval."),
     (
         "more than noise",
-        f"A {TEST} has p < {LEVEL:g}. With fewer than {MIN_SEEDS} common seeds a difference is not testable, and no "
-        "p-value is given. Seeds change initial weights and the order of images; the training images stay the same.",
+        f"A {TEST} has p < {LEVEL:g}, and keeps it under Holm's correction for the number of tests in the same tables. "
+        "Where only the first is true, the p-value stands with the words before correction. With fewer than "
+        f"{MIN_SEEDS} common seeds a difference is not testable, and no p-value is given. "
+        "Seeds change initial weights and the order of images; the training images stay the same.",
     ),
     ("last epoch", "Accuracy after the last epoch, never the best epoch, which would be a choice by test data."),
 )
@@ -50,7 +52,7 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     images = sum((record.value("num_train") or 0.0) * record.spec.epochs for record in records)
     found = [
         ("runs finished", str(len(records))),
-        ("runs without a result", str(len(collection.problems))),
+        ("runs without a result", str(sum(problem.kind != "timing" for problem in collection.problems))),
         ("datasets", _list(dataset_label(record.spec.dataset) for record in records)),
         ("networks", _list(network_label(record.spec.network) for record in records)),
         ("heads", _list(head for head in HEADS if head in {record.spec.head for record in records})),
@@ -124,7 +126,7 @@ def runs_table(records: Sequence[Record]) -> Table:
             Cell(record.folder.name, Method.of(record.spec).full_label),
             Cell(str(record.spec.seed)),
             Cell(str(record.spec.epochs)),
-            Cell(f"{100 * record.metrics['top1']:.2f}", where, "", 100 * record.metrics["top1"]),
+            Cell(rounded(record.metrics["top1"], scale=100), where, "", 100 * record.metrics["top1"]),
             EMPTY if loss is None else Cell(f"{loss:.3f}", value=loss),
             EMPTY if record.seconds is None else Cell(format_seconds(record.seconds), value=record.seconds),
         )

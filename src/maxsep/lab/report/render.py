@@ -10,10 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from maxsep.lab.report import provenance, sections, vectors
+from maxsep.lab.report import fisher, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
 from maxsep.lab.report.collect import Collection, collect
 from maxsep.lab.report.comparison import settings_of
+from maxsep.lab.report.family import family
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.model import Report
 from maxsep.lab.report.runtime import is_timing, runtime_section
@@ -59,13 +60,14 @@ def build(
     validation = [setting for setting in settings if setting.spec.validation > 0]
     chosen = sections.chosen_radii(validation)
     for setting in test:
-        setting.focus = chosen.get("maxsep")
+        setting.chosen = chosen.get(setting.spec, {})
+    tests = family(test)
     found = (
-        sections.accuracy_section(test),
+        sections.accuracy_section(test, tests),
         sections.radius_section(validation, test),
         sections.frequency_section(test),
         sections.fixed_section(test),
-        sections.fisher_section(test),
+        fisher.fisher_section(test),
         vectors.prototypes_section(test),
         vectors.twin_section(test),
         vectors.geometry_section(test),
@@ -74,16 +76,16 @@ def build(
     )
     return Report(
         title=title,
-        finding=find(test, chosen),
+        finding=find(test, tests),
         facts=provenance.facts(collection),
         sections=tuple(section for section in found if section is not None),
         environment=provenance.environment(collection.records),
         commands=provenance.commands(collection.records, folders, commands),
         definitions=provenance.DEFINITIONS,
         collection=collection,
-        results=tuple(results(settings)),
+        results=tuple(results(settings, tests)),
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        extra={"chosen_radii": chosen},
+        extra={"chosen_radii": [{"setting": s.to_dict(), "radii": radii} for s, radii in chosen.items()]},
     )
 
 
@@ -127,7 +129,7 @@ def _fill(template: str, report: Report, *, escape: bool) -> str:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise ImportError('reports need Jinja2: pip install "maxsep[report]"') from error
+        raise ImportError('reports need Jinja2: pip install "maxsep[lab]"') from error
     environment = Environment(
         loader=PackageLoader("maxsep.lab.report", "."),
         autoescape=escape,

@@ -8,8 +8,8 @@ from typing import Any
 from maxsep.lab import recipes
 from maxsep.lab.report.comparison import Entry, Setting, dataset_label, network_label
 from maxsep.lab.report.model import Section
-from maxsep.lab.report.statistics import Summary, compare, summarise
-from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, signed
+from maxsep.lab.report.statistics import Comparison, Summary, adjust, compare, summarise
+from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, seeds_text, signed
 
 _HEADS = ("plain", "scaled", "maxsep")
 _TOO_SMALL = ("mlp",)
@@ -44,36 +44,44 @@ def speeds(entry: Entry) -> dict[int, float]:
 
 
 def _training(settings: Sequence[Setting]) -> Table | None:
-    rows: list[Row] = []
+    found: list[tuple[str, str, Summary, Comparison | None]] = []
+    block: list[tuple[str, str, Summary, Comparison | None]]
     for setting in settings:
         plain = next((speeds(e) for m, e in setting.entries.items() if m.head == "plain"), {})
-        block: list[Row] = []
+        block = []
         for method, entry in setting.entries.items():
             values = speeds(entry)
-            if method.head not in _HEADS or not values or not plain:
-                continue
-            difference = EMPTY
-            if method.head != "plain":
-                base = summarise(list(plain.values())).mean
-                relative = compare({s: v / base for s, v in values.items()}, {s: v / base for s, v in plain.items()})
-                difference = gain(relative, 100, 1)
-            cells = (Cell(method.full_label), _speed(summarise(list(values.values()))), difference)
-            block.append(Row(cells, setting.label if not block else ""))
-        rows += block if len(block) > 1 else []
-    if not rows:
+            if method.head in _HEADS and values and plain:
+                relative = None if method.head == "plain" else _relative(values, plain)
+                label = "" if block else setting.label
+                block.append((label, method.full_label, summarise(list(values.values())), relative))
+        found += block if len(block) > 1 else []
+    if not found:
         return None
+    corrected = adjust([comparison for *_, comparison in found])
+    rows = [
+        Row((Cell(name), _speed(summary), gain(comparison, 100, 1)), label)
+        for (label, name, summary, _), comparison in zip(found, corrected, strict=True)
+    ]
     columns = ("head", "images per second", "difference to plain, %")
-    return Table("training-speed", "Training", columns, tuple(rows), "From the run records.")
+    caption = "From the run records. In colour: what is still more than noise after correction."
+    return Table("training-speed", "Training", columns, tuple(rows), caption)
+
+
+def _relative(values: Mapping[int, float], plain: Mapping[int, float]) -> Comparison | None:
+    base = summarise(list(plain.values())).mean
+    return compare({s: v / base for s, v in values.items()}, {s: v / base for s, v in plain.items()})
 
 
 def _inference(timings: Sequence[Mapping[str, Any]]) -> Table | None:
     rows: list[Row] = []
     for timing in timings:
         seen = ""
-        plain = {(r["dataset"], r["network"]): r for r in timing["rows"] if r["head"] == "plain"}
+        plain = {_contest(r): r for r in timing["rows"] if r["head"] == "plain"}
         for row in timing["rows"]:
-            label = f"{dataset_label(row['dataset'])}, {network_label(row['network'])}, {timing['device']}"
-            base = plain.get((row["dataset"], row["network"]))
+            device = row.get("device") or timing.get("device", "")
+            label = f"{dataset_label(row['dataset'])}, {network_label(row['network'])}, {device}"
+            base = plain.get(_contest(row))
             rows.append(Row(_inference_cells(row, base), label if label != seen else ""))
             seen = label
     if not rows:
@@ -81,6 +89,11 @@ def _inference(timings: Sequence[Mapping[str, Any]]) -> Table | None:
     columns = ("head", "median of a batch, ms", "quartiles, ms", "difference to plain, %")
     caption = "Forward passes of whole batches, the heads taking turns; overlapping quartiles are within noise."
     return Table("inference-speed", "Inference", columns, tuple(rows), caption)
+
+
+def _contest(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What heads must share to be compared: they took turns on one machine."""
+    return tuple(row.get(key) for key in ("dataset", "network", "device", "name", "torch", "batch_size"))
 
 
 def _inference_cells(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> tuple[Cell, ...]:
@@ -102,4 +115,4 @@ def _inference_cells(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> 
 def _speed(summary: Summary) -> Cell:
     spread = "" if summary.std is None else f" ± {summary.std:,.0f}"
     text = f"{summary.mean:,.0f}{spread}".replace(",", " ")
-    return Cell(text, f"{summary.n} seed{'s' if summary.n > 1 else ''}", "", summary.mean)
+    return Cell(text, seeds_text(summary.n), "", summary.mean)

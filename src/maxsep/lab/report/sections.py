@@ -9,6 +9,7 @@ from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.recipe import choose_radii, validation_metric
 from maxsep.lab.report.accuracy import accuracy_tables
 from maxsep.lab.report.comparison import Entry, Method, Setting, duel
+from maxsep.lab.report.family import Family
 from maxsep.lab.report.figures import (
     accuracy_curves_figure,
     bars_figure,
@@ -19,7 +20,8 @@ from maxsep.lab.report.figures import (
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.statistics import Summary
 from maxsep.lab.report.svg import Figure
-from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain
+from maxsep.lab.report.tables import Table
+from maxsep.lab.spec import RunSpec
 
 _MOST_FIGURES = 12
 _PAPER_RADIUS = {"resnet34": 0.1, "convnet": 1.0}
@@ -27,7 +29,7 @@ _DRAWN = ("plain", "scaled", "maxsep", "learnable_matrix", "extra_layer", "etf")
 _LEARNED = ("learnable_matrix", "extra_layer", "etf")
 
 
-def accuracy_section(settings: Sequence[Setting]) -> Section | None:
+def accuracy_section(settings: Sequence[Setting], tests: Family | None = None) -> Section | None:
     """Compare accuracies with the paper, with `plain` and with the control."""
     if not settings:
         return None
@@ -35,14 +37,22 @@ def accuracy_section(settings: Sequence[Setting]) -> Section | None:
         "Every gain is shown twice: over plain, as the paper does, and over scaled, a plain head multiplied by the "
         "same radius. Only the second says what the matrix itself does.",
     )
-    after = (paper.PATTERN,) if any(s.spec.dataset.startswith("cifar") for s in settings) else ()
-    return Section("accuracy", "Accuracy", text, tuple(accuracy_tables(settings)), after=after)
+    tables = tuple(accuracy_tables(settings, tests))
+    after = (paper.PATTERN,) if any("paper, %" in table.columns for table in tables) else ()
+    return Section("accuracy", "Accuracy", text, tables, after=after)
 
 
-def chosen_radii(settings: Sequence[Setting]) -> dict[str, float]:
-    """The radius that validation data chose for each head, if a search was made in exactly one setting."""
-    searched = [setting for setting in settings if len(_curves(setting)) > 0]
-    return choose_radii(_scores(searched[0])) if len(searched) == 1 else {}
+def chosen_radii(settings: Sequence[Setting]) -> dict[RunSpec, dict[str, float]]:
+    """The radius that held-out data chose for each head, for every setting that was searched to the end.
+
+    The key is the searched setting on all of its training data: the choice holds there and nowhere else. A search
+    with runs missing chooses nothing.
+    """
+    return {
+        setting.spec.replace(validation=0.0): choose_radii(_scores(setting))
+        for setting in settings
+        if _curves(setting) and _is_complete(setting)
+    }
 
 
 def radius_section(validation: Sequence[Setting], test: Sequence[Setting]) -> Section | None:
@@ -51,8 +61,15 @@ def radius_section(validation: Sequence[Setting], test: Sequence[Setting]) -> Se
     text: list[str] = []
     for number, setting in enumerate(validation, 1):
         if curves := _curves(setting):
-            chosen = choose_radii(_scores(setting))
+            complete = _is_complete(setting)
+            chosen = choose_radii(_scores(setting)) if complete else {}
             figures.append(_radius_figure(f"radius-{number}", setting, curves, chosen, "held-out data"))
+            if not complete:
+                text.append(
+                    f"{setting.label}: the search for the radius is not complete, some of its runs are missing. "
+                    "Nothing was chosen."
+                )
+                continue
             words = ", ".join(f"{radius:g} for {head}" for head, radius in chosen.items())
             part = f"{100 * setting.spec.validation:g} %"
             kind = "the mean accuracy of the classes" if _metric(setting) == "balanced" else "the accuracy"
@@ -127,39 +144,6 @@ def fixed_section(settings: Sequence[Setting]) -> Section | None:
     return Section("fixed", "Should the matrix be fixed?", text, figures=tuple(figures))
 
 
-def fisher_section(settings: Sequence[Setting]) -> Section | None:
-    """Tabulate the angular Fisher score with the paper's."""
-    rows: list[Row] = []
-    for setting in [s for s in settings if s.spec.network == "resnet34"] or settings:  # as the paper does
-        block: list[Row] = []
-        for method, entry in setting.entries.items():
-            summary = entry.summary("angular_fisher")
-            if summary is None or method.head not in ("plain", "scaled", "maxsep"):
-                continue
-            number = paper.fisher(setting.spec.replace(head=method.head, radius=method.radius))
-            control = None if method.head != "maxsep" or method.radius == 1 else setting.control(method)
-            spread = "" if summary.std is None else f" ± {summary.std:.4f}"
-            cells = (
-                Cell(method.label),
-                Cell(f"{method.radius:g}"),
-                EMPTY if number is None else Cell(f"{number.value:.4f}", value=number.value),
-                Cell(f"{summary.mean:.4f}{spread}", f"{summary.n} seeds", value=summary.mean),
-                gain(setting.against(method, setting.plain(method), "angular_fisher"), 1, 4, True),
-                gain(setting.against(method, control, "angular_fisher"), 1, 4, True),
-            )
-            block.append(Row(cells, setting.label if not block else ""))
-        rows += block
-    if not rows:
-        return None
-    columns = ("head", "radius", "paper", "ours", "difference to plain", "difference to scaled, same radius")
-    table = Table("fisher", "Angular Fisher score", columns, tuple(rows), "Lower is better.", 1)
-    text = (
-        "Spread of the features within classes over the spread of class means, both in angle, on test features before "
-        "the head. Lower is better. The paper does not say which features it used.",
-    )
-    return Section("fisher", "Angular Fisher score", text, (table,))
-
-
 def curves_section(settings: Sequence[Setting]) -> Section | None:
     """Show training loss and accuracy over the epochs, for the first seed that all methods share."""
     figures: list[Figure] = []
@@ -193,6 +177,14 @@ def _curves(setting: Setting) -> dict[str, list[tuple[float, Summary]]]:
         if head in curves and method.loss == "cross_entropy" and (summary := entry.summary(metric)):
             curves[head].append((method.radius, summary))
     return {head: sorted(points, key=lambda p: p[0]) for head, points in curves.items() if len(points) >= 3}
+
+
+def _is_complete(setting: Setting) -> bool:
+    """Whether all heads of a search were run at the same radii, each with as many seeds."""
+    curves = _curves(setting).values()
+    radii = {tuple(radius for radius, _ in points) for points in curves}
+    seeds = {summary.n for points in curves for _, summary in points}
+    return len(radii) == len(seeds) == 1
 
 
 def _scores(setting: Setting) -> dict[tuple[str, float], list[float]]:

@@ -114,7 +114,7 @@ def canvas(width: float = 4.8, height: float = 3.0, **options: Any) -> Iterator[
         import matplotlib
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
-        raise ImportError('figures need matplotlib: pip install "maxsep[report]"') from error
+        raise ImportError('figures need matplotlib: pip install "maxsep[lab]"') from error
     with matplotlib.rc_context(_STYLE):  # no pyplot: no global state, no display, safe in threads
         figure = Canvas(figsize=(width, height))
         yield figure, figure.add_subplot(**options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal
 
 from maxsep.lab.report.statistics import Comparison, Summary
@@ -101,13 +102,31 @@ def percent(summary: Summary | None, tone: Tone = "") -> Cell:
     """
     if summary is None:
         return EMPTY
-    spread = "" if summary.std is None else f" ± {100 * summary.std:.2f}"
-    seeds = f"{summary.n} seed{'s' if summary.n > 1 else ''}"
-    return Cell(f"{100 * summary.mean:.2f}{spread}", seeds, tone, 100 * summary.mean)
+    spread = "" if summary.std is None else f" ± {rounded(summary.std, scale=100)}"
+    return Cell(f"{rounded(summary.mean, scale=100)}{spread}", seeds_text(summary.n), tone, 100 * summary.mean)
 
 
-def gain(comparison: Comparison | None, scale: float = 100, digits: int = 2, less_is_better: bool = False) -> Cell:
-    """A difference with the verdict of the test below it; only what is more than noise is coloured.
+def seeds_text(count: int) -> str:
+    """A number of seeds.
+
+    >>> seeds_text(1), seeds_text(3)
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} seed{'' if count == 1 else 's'}"
+
+
+def rounded(value: float, digits: int = 2, scale: int = 1) -> str:
+    """Write a number as one would round it by hand: as its decimals stand, halves away from zero.
+
+    >>> rounded(2.675), f"{2.675:.2f}"
+    ('2.68', '2.67')
+    """
+    exact = Decimal(repr(float(value))) * scale
+    return str(exact.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP))
+
+
+def gain(comparison: Comparison | None, scale: int = 100, digits: int = 2, less_is_better: bool = False) -> Cell:
+    """A difference with the verdict of the test below it; only what holds after correction is coloured.
 
     >>> gain(Comparison(0.05, 3, 0.01, "more than noise")).text
     '+5.00'
@@ -116,10 +135,12 @@ def gain(comparison: Comparison | None, scale: float = 100, digits: int = 2, les
         return EMPTY
     better = (comparison.difference < 0) if less_is_better else (comparison.difference > 0)
     tone: Tone = "muted"
-    if comparison.verdict == "more than noise":
+    if comparison.holds:
         tone = "up" if better else "down"
-    value = comparison.difference * scale
-    return Cell(signed(value, digits), verdict_text(comparison), tone, value)
+    elif comparison.passes:
+        tone = ""
+    text = signed(comparison.difference, digits, scale)
+    return Cell(text, verdict_text(comparison), tone, comparison.difference * scale)
 
 
 def verdict_text(comparison: Comparison) -> str:
@@ -127,9 +148,13 @@ def verdict_text(comparison: Comparison) -> str:
 
     >>> verdict_text(Comparison(0.05, 2, None, "not testable"))
     'not testable'
+    >>> verdict_text(Comparison(0.05, 3, 0.04, "more than noise", adjusted=0.12))
+    'p = 0.040, before correction'
     """
     if comparison.p is None:
         return comparison.verdict
+    if comparison.passes and not comparison.holds:
+        return f"{p_text(comparison.p)}, before correction"
     return f"{comparison.verdict}, {p_text(comparison.p)}"
 
 
@@ -144,14 +169,16 @@ def p_text(p: float) -> str:
     return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def signed(value: float, digits: int = 2) -> str:
+def signed(value: float, digits: int = 2, scale: int = 1) -> str:
     """A number with its sign, with a true minus.
 
     >>> signed(-1.5), signed(0.0)
     ('−1.50', '0.00')
     """
-    text = f"{value:+.{digits}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
+    text = rounded(value, digits, scale)
+    if float(text) == 0:
+        return text.removeprefix("-")
+    return text.replace("-", "\N{MINUS SIGN}") if text.startswith("-") else f"+{text}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -90,7 +90,7 @@ def class_vectors(record: Record) -> list[list[float]] | None:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ImportError('reading weights needs safetensors: pip install "maxsep[train]"') from error
+        raise ImportError('reading weights needs safetensors: pip install "maxsep[lab]"') from error
     found: Any = next((t for name, t in load_file(path).items() if name == key or name.endswith("." + key)), None)
     return None if found is None or found.dim() != 2 else found.double().tolist()
 

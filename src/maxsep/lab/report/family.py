@@ -1,0 +1,58 @@
+"""The tests that the accuracy tables show, and their correction for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from maxsep.lab.report.comparison import Entry, Method, Setting
+from maxsep.lab.report.statistics import Comparison, adjust
+from maxsep.lab.spec import RunSpec
+
+Against = Literal["plain", "control"]
+Family = Mapping[tuple[RunSpec, Method, Against], Comparison]
+
+_TWIN_TOLERANCE = 0.01
+"""Rounding lets the accuracies of maxsep and its twin drift apart by a few images, not by more."""
+
+
+def family(settings: Sequence[Setting]) -> Family:
+    """Make every comparison that the accuracy tables show, once, with p-values corrected for their number.
+
+    Each method meets the plain head, and each that is not a control meets its control. At radius 1 the control is
+    the plain head, and a twin is maxsep again: a second test of the same numbers would count them twice.
+    """
+    found: dict[tuple[RunSpec, Method, Against], Comparison] = {}
+    for setting in settings:
+        for method in setting.entries:
+            for against in ("plain", "control"):
+                comparison = _compare(setting, method, against)
+                if comparison is not None:
+                    found[setting.spec, method, against] = comparison
+    corrected = adjust(list(found.values()))
+    return {key: new for key, new in zip(found, corrected, strict=True) if new is not None}
+
+
+def is_echo(setting: Setting, method: Method) -> bool:
+    """Whether a method is the twin of a maxsep run beside it and scores the same, up to rounding."""
+    other = _original(setting, method)
+    if other is None:
+        return False
+    ours, theirs = setting.entries[method].values(), other.values()
+    common = set(ours) & set(theirs)
+    return bool(common) and all(abs(ours[seed] - theirs[seed]) <= _TWIN_TOLERANCE for seed in common)
+
+
+def _original(setting: Setting, method: Method) -> Entry | None:
+    if method.head != "twin":
+        return None
+    return setting.entries.get(Method("maxsep", method.radius, (), method.loss, method.loss_options))
+
+
+def _compare(setting: Setting, method: Method, against: Against) -> Comparison | None:
+    if is_echo(setting, method):
+        return None
+    if against == "plain":
+        return setting.against(method, setting.plain(method))
+    control = None if method.head in ("plain", "scaled") else setting.control(method)
+    return None if control is None or control.method.head == "plain" else setting.against(method, control)

@@ -1,0 +1,17 @@
+from maxsep.cli.show import events
+from maxsep.lab.grid import Event
+from maxsep.lab.spec import RunSpec
+
+
+def told(capsys, kind, seconds=3.6, message=""):
+    events()(Event(kind, RunSpec(), 2, 4, seconds, message))
+    return capsys.readouterr().out.strip()
+
+
+def test_a_line_for_each_event(capsys):
+    name = RunSpec().name
+    assert told(capsys, "start") == f"[2/4] {name}  (about 3.6 s)"
+    assert told(capsys, "finished") == "[2/4] done in 3.6 s"
+    assert told(capsys, "postponed") == f"[2/4] left for next time (needs about 3.6 s): {name}"
+    assert told(capsys, "failed", message="RuntimeError: no") == "[2/4] FAILED: RuntimeError: no"
+    assert told(capsys, "skipped") == ""
