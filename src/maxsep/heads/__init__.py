@@ -8,6 +8,7 @@ from maxsep.heads.fixed import ETFHead, HPNHead
 from maxsep.heads.maxsep import MaxSeparation, MaxSeparationHead
 from maxsep.heads.prototypes import optimise_prototypes
 from maxsep.heads.registry import build, names, register
+from maxsep.heads.scaling import LogitScaledHead
 from maxsep.heads.trained import ExtraLayerHead, LearnableMatrixHead
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Head",
     "HeadContractError",
     "LearnableMatrixHead",
+    "LogitScaledHead",
     "MaxSeparation",
     "MaxSeparationCosineHead",
     "MaxSeparationHead",

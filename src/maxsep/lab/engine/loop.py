@@ -31,6 +31,8 @@ def train(
 ) -> Path:
     """Train a run to its end and give its folder; a finished run is returned at once, a broken one resumed.
 
+    A run that starts from another one (`spec.start_from`) has that one trained first, in the same folder of runs.
+
     On the CPU the result is bit-identical for the same spec, machine, versions, number of threads and `compile`
     setting, with or without interruptions. At most the time since the last resume point is lost.
 
@@ -57,6 +59,8 @@ def train(
     folder = RunFolder(Path(runs) / spec.name)
     if folder.is_finished(spec):
         return folder.path
+    if spec.start_from is not None:
+        train(spec.start_from, data_root=data_root, runs=runs, execution=execution, progress=progress)
     learning_rate(spec, 0)  # a bad schedule shall not wait for the data to be read
     fabric = make_fabric(spec, execution)
     # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
