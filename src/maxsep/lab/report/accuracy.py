@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -24,7 +25,14 @@ CAPTION = (
     "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. Below each "
     "gain: the verdict of a paired two-sided t-test."
 )
-_PROTOCOL_EPOCHS = {"resnet34": 200, "convnet": 90}
+_BASES = ("plain", "scaled", "cosine", "centred_cosine")
+"""Heads without the matrix that others are compared with: they need no control."""
+_CENTRED = (
+    "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "
+    "control here is centred_cosine."
+)
+_PROTOCOL_EPOCHS = {"resnet34": 200, "convnet": 90, "resnet32": 200}
+_SECOND_STAGE_EPOCHS = 10
 
 
 def accuracy_tables(settings: Sequence[Setting]) -> list[Table]:
@@ -60,10 +68,12 @@ def results(settings: Sequence[Setting]) -> list[dict[str, Any]]:
                     "radius": method.radius,
                     "loss": method.loss,
                     "head_options": dict(method.head_options),
+                    "loss_options": dict(method.loss_options),
                     "top1": entry.values(),
+                    "best_top1": entry.values("best_top1"),
                     "mean": summary.mean if summary else None,
                     "std": summary.std if summary else None,
-                    "paper": _paper_values(_cell_spec(setting, method)),
+                    "paper": _paper_values(cell_spec(setting, method)),
                     "gain_over_plain": _plain_dict(setting.against(method, setting.plain(method))),
                     "gain_over_scaled": _plain_dict(_against_control(setting, method)),
                 }
@@ -91,7 +101,7 @@ def _row(setting: Setting, entry: Entry, best: float | None) -> Row:
         (
             Cell(method.label),
             Cell(f"{method.radius:g}"),
-            _paper_cell(_cell_spec(setting, method)),
+            _paper_cell(cell_spec(setting, method)),
             ours,
             gain(setting.against(method, setting.plain(method))),
             _control_cell(setting, method),
@@ -100,16 +110,21 @@ def _row(setting: Setting, entry: Entry, best: float | None) -> Row:
 
 
 def _control_cell(setting: Setting, method: Method) -> Cell:
-    if method.head in ("plain", "scaled"):
+    if method.head in _BASES:
         return EMPTY
     control = setting.control(method)
     if control is not None and control.method.head == "plain":
         return Cell("= plain", "scaled at radius 1 is plain", "muted")
-    return gain(setting.against(method, control))
+    if control is not None and control is setting.plain(method):
+        return Cell(f"= {control.method.head}", "the same control", "muted")
+    cell = gain(setting.against(method, control))
+    if control is not None and control.method.head == "centred_cosine":
+        return dataclasses.replace(cell, notes=(_CENTRED,))
+    return cell
 
 
 def _against_control(setting: Setting, method: Method) -> Comparison | None:
-    return None if method.head in ("plain", "scaled") else setting.against(method, setting.control(method))
+    return None if method.head in _BASES else setting.against(method, setting.control(method))
 
 
 def _same_as_plain() -> Row:
@@ -120,7 +135,8 @@ def _has_unit_radius(methods: Sequence[Method]) -> bool:
     return any(method.head == "maxsep" and method.radius == 1 for method in methods)
 
 
-def _cell_spec(setting: Setting, method: Method) -> RunSpec:
+def cell_spec(setting: Setting, method: Method) -> RunSpec:
+    """The run, but for its seed, that a method is in a setting."""
     return setting.spec.replace(
         head=method.head,
         radius=method.radius,
@@ -131,23 +147,38 @@ def _cell_spec(setting: Setting, method: Method) -> RunSpec:
 
 
 def _paper_cell(spec: RunSpec) -> Cell:
-    number = paper.table1(spec) or paper.prototypes(spec)
+    number = paper.table1(spec) or paper.prototypes(spec) or paper.long_tailed(spec)
     if number is None:
         return EMPTY
     bar = paper.error_bar(spec)
     detail = "" if bar is None else f"5 runs: {bar.value:.2f} ± {bar.std:.2f}"
     notes = list(paper.inconsistencies(spec))
-    protocol = _PROTOCOL_EPOCHS.get(spec.network)
-    if protocol is not None and spec.epochs != protocol:
-        notes.append(f"The paper trains {protocol} epochs, these runs {spec.epochs}: not the same experiment.")
+    if paper.long_tailed(spec) is not None:
+        notes.append(paper.BEST_EPOCH)
+    notes += _other_epochs(spec)
     if spec.max_train is not None or spec.max_test is not None:
         notes.append("These runs read a part of the data only: not the same experiment.")
     return Cell(f"{number.value:.2f}", detail, "", number.value, tuple(notes))
 
 
+def _other_epochs(spec: RunSpec) -> list[str]:
+    """Say if a run or the run it starts from has another length than in the paper."""
+    protocol = _PROTOCOL_EPOCHS.get(spec.network) if spec.start_from is None else _SECOND_STAGE_EPOCHS
+    first = [] if spec.start_from is None else _other_epochs(spec.start_from)
+    if first or protocol is None or spec.epochs == protocol:
+        return first
+    return [f"The paper trains {protocol} epochs, these runs {spec.epochs}: not the same experiment."]
+
+
 def _paper_values(spec: RunSpec) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, lookup in (("table1", paper.table1), ("prototypes", paper.prototypes), ("fisher", paper.fisher)):
+    lookups = {
+        "table1": paper.table1,
+        "prototypes": paper.prototypes,
+        "fisher": paper.fisher,
+        "long_tailed": paper.long_tailed,
+    }
+    for name, lookup in lookups.items():
         if (number := lookup(spec)) is not None:
             found[name] = number.value
     if (bar := paper.error_bar(spec)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from maxsep.lab.report.comparison import Method, Setting
+from maxsep.lab.report.comparison import MATRIX_HEADS, Method, Setting
 from maxsep.lab.report.model import Finding
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, Comparison, holm
 from maxsep.lab.report.tables import signed, verdict_text
@@ -16,7 +16,7 @@ _NO_CONTROL = "the control is still missing or has too few seeds"
 
 @dataclass(frozen=True)
 class _Pair:
-    """`maxsep` against one other head in one setting."""
+    """A head with the matrix against one without, in one setting."""
 
     setting: Setting
     method: Method
@@ -36,7 +36,9 @@ class _Pair:
 
     @property
     def where(self) -> str:
-        return f"{self.setting.label}, radius {self.method.radius:g}"
+        if self.method.head == "maxsep" and self.method.loss == "cross_entropy":
+            return f"{self.setting.label}, radius {self.method.radius:g}"
+        return f"{self.setting.label}, {self.method.full_label}"
 
 
 def find(settings: Sequence[Setting], chosen: Mapping[str, float] | None = None) -> Finding:
@@ -68,9 +70,12 @@ def _pairs(settings: Sequence[Setting], against: str) -> list[_Pair]:
     pairs = []
     for setting in settings:
         for method in setting.entries:
-            if method.head != "maxsep" or (against == "control" and method.radius == 1):
+            if method.head not in MATRIX_HEADS:
                 continue
-            other = setting.plain(method) if against == "plain" else setting.control(method)
+            plain, control = setting.plain(method), setting.control(method)
+            if against == "control" and (control is plain or (method.head == "maxsep" and method.radius == 1)):
+                continue
+            other = plain if against == "plain" else control
             comparison = setting.against(method, other)
             if comparison is not None:
                 pairs.append(_Pair(setting, method, comparison))

@@ -17,6 +17,7 @@ from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.model import Report
 from maxsep.lab.report.runtime import is_timing, runtime_section
+from maxsep.lab.report.shots import shots_section
 from maxsep.lab.report.statistics import TEST
 from maxsep.lab.report.svg import HEAD_COLOURS
 
@@ -62,6 +63,7 @@ def build(
         setting.focus = chosen.get("maxsep")
     found = (
         sections.accuracy_section(test),
+        shots_section(test),
         sections.radius_section(validation, test),
         sections.frequency_section(test),
         sections.fixed_section(test),
