@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from maxsep import check_head, fold, heads
+from maxsep import check_head, fold, grow, heads
 
 
 @pytest.mark.parametrize("name", heads.names())
@@ -41,3 +41,8 @@ def test_reset_keeps_the_head_below():
 def test_only_heads_can_be_scaled():
     with pytest.raises(TypeError, match="logits of a head can be scaled, got Linear"):
         heads.LogitScaledHead(nn.Linear(3, 4))
+
+
+def test_factors_do_not_grow_but_say_what_to_do():
+    with pytest.raises(TypeError, match=r"got LogitScaledHead. Fold it and take it over with .*from_linear"):
+        grow(heads.LogitScaledHead(heads.build("maxsep", 12, 5)), 1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsep.lab.data import ImageSet
 from maxsep.lab.engine.step import Step
@@ -85,3 +86,22 @@ def test_mixup_mixes_images_and_losses_by_one_share():
     assert 0 < share < 1
     assert not torch.equal(first, second)
     assert step.generators == (step.generator, step.mixing)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on operations that make the host wait for the device or whose result shape depends on values."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh"), name
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_with_mixup_can_be_captured():
+    step = make(spec=RunSpec(mixup=1.0))
+    step.network.float()
+    step.watch = step.watch_gradients = False  # as on a device that must not be waited for
+    step.at(0, 0, 0.1)
+    with NoWaiting():
+        loss = step(torch.arange(6))
+    assert bool(loss.isfinite())
