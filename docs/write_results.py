@@ -9,6 +9,9 @@ import json
 import statistics
 from pathlib import Path
 
+from maxsep.lab.report.statistics import mean
+from maxsep.lab.report.tables import rounded
+
 ROOT = Path(__file__).parent.parent
 RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
@@ -21,12 +24,12 @@ ARMS = {
 
 
 def accuracies(dataset: str, head: str, radius: float) -> list[float]:
-    """Top-1 accuracies in percent, one per seed, of the paper's ResNet at imbalance 0.01."""
+    """Top-1 accuracies, one per seed, of the paper's ResNet at imbalance 0.01."""
     wanted = {"dataset": dataset, "head": head, "radius": radius, "imbalance": 0.01, "network": "resnet34"}
     wanted |= {"loss": "cross_entropy", "epochs": 200, "validation": 0.0}
     results = (json.loads(path.read_text()) for path in sorted((ROOT / "results" / "runs").glob("*/result.json")))
     return [
-        100 * result["metrics"]["top1"]
+        result["metrics"]["top1"]
         for result in results
         if all(result["spec"][key] == value for key, value in wanted.items())
     ]
@@ -40,8 +43,8 @@ def table() -> str:
         for (head, radius), name in ARMS.items():
             found = accuracies(dataset, head, radius)
             theirs = paper[dataset]["resnet"].get(head, {}).get("0.01")
-            spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
-            ours = f"{statistics.mean(found):.2f}{spread}" if found else "-"
+            spread = f" ± {rounded(statistics.stdev(found), scale=100)}" if len(found) > 1 else ""
+            ours = f"{rounded(mean(found), scale=100)}{spread}" if found else "-"
             rows.append(f"| {title}, {name} | {'-' if theirs is None else f'{theirs:.2f}'} | {ours} | {len(found)} |")
     return "\n".join(rows) + "\n"
 

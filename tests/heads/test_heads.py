@@ -152,7 +152,7 @@ def test_folded_head_is_plain_torch_with_the_same_logits(name, x):
     folded = head.folded()
     assert all(type(module).__module__.startswith("torch.") for module in folded.modules())
     linear_heads = [module for module in folded.modules() if isinstance(module, nn.Linear)]
-    assert len(linear_heads) == (2 if name == "hpn" else 1)
+    assert len(linear_heads) == (2 if name in ("hpn", "maxsep_cosine") else 1)
     torch.testing.assert_close(folded(x), head(x), atol=1e-6, rtol=1e-5)
 
 
@@ -179,6 +179,8 @@ def test_meta_device_then_to_empty(name, x):
 def test_state_dict_keys_are_frozen(name):
     expected = {
         "etf": {"_extra_state"},
+        "cosine": {"weight", "_extra_state"},
+        "cosine_maxsep": {"weight", "_extra_state"},
         "hpn": {"weight", "bias", "prototypes", "_extra_state"},
         "learnable_matrix": {"weight", "bias", "matrix", "_extra_state"},
         "extra_layer": {"weight", "bias", "extra.weight", "extra.bias", "_extra_state"},
@@ -260,6 +262,7 @@ def test_heads_without_a_radius_say_so():
 def test_registry():
     assert set(heads.names()) == {
         "maxsep", "plain", "scaled", "centred", "twin", "learnable_matrix", "extra_layer", "etf", "hpn",
+        "cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine",
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"unknown head 'nope'. Known: .*maxsep"):
         heads.build("nope", 12, 5)

@@ -311,3 +311,26 @@ def test_timing_keeps_to_the_budget(tmp_path, monkeypatch):
     assert asked["deadline"] == 1e6
     assert asked["clock"] is trainer.clock
     assert "Inference is not timed yet" in str(summary)
+
+
+FIRST = RunSpec(head="plain")
+SECOND = RunSpec(head="plain", epochs=3, start_from=FIRST)
+
+
+def test_a_run_comes_after_the_run_it_starts_from(tmp_path):
+    trainer = Trainer()
+    start(tmp_path, trainer, [SECOND, FIRST])
+    assert trainer.trained == [FIRST, SECOND]
+    again = start(tmp_path, trainer, [SECOND], only="backbone=trained")
+    assert again.skipped == [FIRST, SECOND]
+
+
+def test_a_run_waits_with_the_run_it_starts_from(tmp_path):
+    trainer = Trainer(fails={FIRST})
+    summary = start(tmp_path, trainer, [SECOND])
+    assert trainer.trained == [FIRST]
+    assert summary.failed[1] == (SECOND, f"the run it starts from has failed: {FIRST.name}")
+    trainer = Trainer()
+    summary = start(tmp_path / "late", trainer, [SECOND], budget=1e-6)
+    assert summary.postponed == [FIRST, SECOND]
+    assert trainer.trained == []

@@ -30,7 +30,9 @@ def command(
             "label_aware_smoothing or squared_cosine (for the head hpn)."
         ),
     ] = _DEFAULT.loss,
-    augmentation: Annotated[str, typer.Option(help="none, crop_flip or crop_flip_rotate.")] = _DEFAULT.augmentation,
+    augmentation: Annotated[
+        str, typer.Option(help="none, crop_flip, crop_flip_rotate, crop_flip_auto_cutout, ...")
+    ] = _DEFAULT.augmentation,
     epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
     batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,

@@ -3,21 +3,28 @@
 from maxsep.heads.base import Head
 from maxsep.heads.contract import HeadContractError, check_head
 from maxsep.heads.controls import CentredHead, PlainHead, ScaledHead, TwinHead
+from maxsep.heads.cosine import CentredCosineHead, CosineHead, CosineMaxSeparationHead, MaxSeparationCosineHead
 from maxsep.heads.fixed import ETFHead, HPNHead
 from maxsep.heads.maxsep import MaxSeparation, MaxSeparationHead
 from maxsep.heads.prototypes import optimise_prototypes
 from maxsep.heads.registry import build, names, register
+from maxsep.heads.scaling import LogitScaledHead
 from maxsep.heads.trained import ExtraLayerHead, LearnableMatrixHead
 
 __all__ = [
+    "CentredCosineHead",
     "CentredHead",
+    "CosineHead",
+    "CosineMaxSeparationHead",
     "ETFHead",
     "ExtraLayerHead",
     "HPNHead",
     "Head",
     "HeadContractError",
     "LearnableMatrixHead",
+    "LogitScaledHead",
     "MaxSeparation",
+    "MaxSeparationCosineHead",
     "MaxSeparationHead",
     "PlainHead",
     "ScaledHead",

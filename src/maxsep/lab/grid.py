@@ -99,7 +99,7 @@ def parse_budget(text: str | float) -> float:
     >>> parse_budget("25m"), parse_budget("1h30m"), parse_budget("90")
     (1500.0, 5400.0, 90.0)
     """
-    source = str(text).strip().lower()
+    source = (text if isinstance(text, str) else f"{text:.12f}").strip().lower()  # a number may print as 1e-09
     pieces = re.fullmatch(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?", source)
     try:
         values = [float(piece) if piece else 0.0 for piece in pieces.groups()] if pieces and source else []
@@ -134,13 +134,22 @@ def is_finished(folder: str | Path) -> bool:
 
 
 def unique(specs: Sequence[RunSpec], only: str | None = None) -> list[RunSpec]:
-    """Keep the selected runs, each once, in order; `scaled` at radius 1 is `plain`.
+    """Keep the selected runs, each once, in order, each after the run it starts from; `scaled` at radius 1 is `plain`.
 
     >>> [spec.head for spec in unique([RunSpec(head="plain"), RunSpec(head="scaled"), RunSpec(head="maxsep")])]
     ['plain', 'maxsep']
     """
     kept = (canonical(spec) for spec in Selection.parse(only).apply(specs))
-    return list({spec.name: spec for spec in kept}.values())
+    return list({stage.name: stage for spec in kept for stage in stages(spec)}.values())
+
+
+def stages(spec: RunSpec) -> list[RunSpec]:
+    """List a run after the runs it starts from.
+
+    >>> [stage.epochs for stage in stages(RunSpec(epochs=10, start_from=RunSpec(epochs=200)))]
+    [200, 10]
+    """
+    return [spec] if spec.start_from is None else [*stages(spec.start_from), spec]
 
 
 def plan(
@@ -338,8 +347,12 @@ class _Job:
                 summary.skipped.append(spec)
                 tell("skipped", 0.0)
                 continue
+            if reason := self._blocked(spec, summary):
+                summary.failed.append((spec, reason))
+                tell("failed", 0.0, reason)
+                continue
             guess = estimator.estimate(spec).seconds
-            if deadline is not None and self.clock() + guess > deadline:
+            if spec.start_from in summary.postponed or (deadline is not None and self.clock() + guess > deadline):
                 summary.postponed.append(spec)
                 tell("postponed", guess)
                 continue
@@ -349,6 +362,12 @@ class _Job:
             estimator.refresh()
         summary.seconds = self.clock() - start
         return summary
+
+    def _blocked(self, spec: RunSpec, summary: Summary) -> str:
+        """Say why a run cannot start: the run it starts from has failed in this call."""
+        failed = [other for other, _ in summary.failed]
+        first = spec.start_from
+        return f"the run it starts from has failed: {first.name}" if first is not None and first in failed else ""
 
     def _one(self, spec: RunSpec, summary: Summary, tell: Callable[..., None]) -> bool:
         """Train one run and note what became of it; false if the user interrupted."""

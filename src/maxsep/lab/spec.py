@@ -9,6 +9,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+SAMPLERS = ("instance", "class_balanced")
+BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
+_SHARED = (
+    *("dataset", "imbalance", "subset_seed", "validation", "max_train", "max_test", "normalisation"),
+    *("network", "head", "radius", "head_options", "precision", "seed"),
+)
+"""What the stages of a run have in common: the data, the network and the seed."""
+
 Options = tuple[tuple[str, Any], ...]
 """Keyword options as sorted pairs: hashable, and the same on disk whatever order they were written in."""
 
@@ -44,6 +52,10 @@ class RunSpec:
     max_test: int | None = None
     augmentation: str = "none"
     normalisation: str = "auto"
+    mixup: float = 0.0
+    """Alpha of mixup: batches are mixed with a share from Beta(alpha, alpha); 0 leaves them as they are."""
+    sampler: str = "instance"
+    """instance: every image once an epoch; class_balanced: every class equally often, four images at a time."""
 
     network: str = "mlp"
     head: str = "maxsep"
@@ -65,6 +77,15 @@ class RunSpec:
     precision: str = "32-true"
     seed: int = 0
 
+    start_from: RunSpec | None = None
+    """The run whose weights this one starts from: its first stage. It is trained first, if it is not there."""
+    backbone: str = "trained"
+    """trained; frozen; or frozen_shifted_norm: frozen, but batch normalisation still follows the batches."""
+    logit_scaling: bool = False
+    """Whether every logit has a trained factor, started at 1 (learnable weight scaling)."""
+    head_rate: float = 1.0
+    """The head's learning rate over that of all other parameters, logit factors included."""
+
     def __post_init__(self) -> None:
         """Refuse values that no run could mean."""
         _require(0 < self.imbalance <= 1, "imbalance", self.imbalance, "a number in (0, 1]; 1 is balanced")
@@ -77,6 +98,23 @@ class RunSpec:
             value = getattr(self, name)
             frozen = tuple(sorted((str(key), _freeze(item)) for key, item in dict(value).items()))
             object.__setattr__(self, name, frozen)
+        self._check_training()
+
+    def _check_training(self) -> None:
+        _require(0 <= self.mixup < math.inf, "mixup", self.mixup, "0 or a positive finite number")
+        _require(self.sampler in SAMPLERS, "sampler", self.sampler, f"one of {', '.join(SAMPLERS)}")
+        _require(self.backbone in BACKBONES, "backbone", self.backbone, f"one of {', '.join(BACKBONES)}")
+        rate = self.head_rate
+        _require(rate > 0 and math.isfinite(rate), "head_rate", rate, "a positive finite number")
+        first = self.start_from
+        if first is None:
+            _require(self.backbone == "trained", "backbone", self.backbone, "'trained' unless start_from names a run")
+            return
+        if differing := [name for name in _SHARED if getattr(first, name) != getattr(self, name)]:
+            raise ValueError(
+                f"a run and the run it starts from must agree in {', '.join(_SHARED)}; these differ in "
+                f"{', '.join(differing)}. Change both, as RunSpec.replace does."
+            )
 
     @property
     def name(self) -> str:
@@ -85,7 +123,17 @@ class RunSpec:
         head = self.head if self.radius == 1 else f"{self.head}-r{self.radius:g}"
         dataset = "".join(c if c.isalnum() or c in "._+" else "_" for c in self.dataset)
         network = self.network.replace("/", "_")
-        return f"{dataset}{tail}-{network}-{head}-s{self.seed}-{self.digest}"
+        stage = "" if self.start_from is None else f"-stage{self.stage}"
+        return f"{dataset}{tail}-{network}-{head}{stage}-s{self.seed}-{self.digest}"
+
+    @property
+    def stage(self) -> int:
+        """1, or one more than the run it starts from.
+
+        >>> RunSpec(start_from=RunSpec()).stage
+        2
+        """
+        return 1 if self.start_from is None else 1 + self.start_from.stage
 
     @property
     def digest(self) -> str:
@@ -93,9 +141,13 @@ class RunSpec:
 
         Fields at their default are left out, so a field added later does not rename finished runs.
         """
+        return hashlib.sha256(json.dumps(self._told(), sort_keys=True).encode()).hexdigest()[:10]
+
+    def _told(self) -> dict[str, Any]:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         told = {key: value for key, value in self.to_dict().items() if _freeze(value) != defaults[key]}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+        # likewise for the first stage: its own fields at their default are left out too
+        return told if self.start_from is None else told | {"start_from": self.start_from._told()}
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as plain JSON types; `from_dict` is its inverse."""
@@ -110,10 +162,20 @@ class RunSpec:
                 f"unknown fields in a run spec: {', '.join(unknown)}. Known: {', '.join(sorted(known))}. "
                 "The run was probably written by a newer version of maxsep."
             )
-        return cls(**{key: _freeze(value) for key, value in values.items()})
+        told = {key: _freeze(value) for key, value in values.items()}
+        if isinstance(told.get("start_from"), dict):
+            told["start_from"] = cls.from_dict(told["start_from"])
+        return cls(**told)
 
     def replace(self, **changes: Any) -> RunSpec:
-        """A copy with some fields changed."""
+        """A copy with some fields changed; what both stages share is changed in the first stage too.
+
+        >>> RunSpec(start_from=RunSpec()).replace(head="plain", epochs=3).start_from.head
+        'plain'
+        """
+        if self.start_from is not None and "start_from" not in changes:
+            shared = {name: value for name, value in changes.items() if name in _SHARED}
+            changes = changes | {"start_from": self.start_from.replace(**shared)}
         return dataclasses.replace(self, **changes)
 
 

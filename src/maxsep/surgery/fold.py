@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from maxsep.heads import Head, MaxSeparation
+from maxsep.heads import Head, LogitScaledHead, MaxSeparation
 from maxsep.heads.base import LayerHead, linear_from
 from maxsep.ops import separate
 from maxsep.simplex import simplex
@@ -56,11 +56,21 @@ def _folded(model: nn.Module) -> nn.Module:
     like = _reference(box)
     done: dict[int, nn.Module] = {}  # a module that stands at two places stays one module
     for path, module in list(box.named_modules(remove_duplicate=False)):
-        if isinstance(module, Head | MaxSeparation):
+        if isinstance(module, Head | MaxSeparation) and not _is_inner(box, path):
             if id(module) not in done:
                 done[id(module)] = _folded_head(module, like) if isinstance(module, Head) else _matrix(module, like)
             swap(box, path, done[id(module)])
     return box[0]
+
+
+def _is_inner(model: nn.Module, path: str) -> bool:
+    """Whether a head stood inside another one, which has been folded, and it with it."""
+    place = model
+    for name in path.split("."):
+        if name not in place._modules:
+            return True
+        place = place.get_submodule(name)
+    return False
 
 
 def _reference(model: nn.Module) -> Tensor:
@@ -71,10 +81,11 @@ def _reference(model: nn.Module) -> Tensor:
 def _folded_head(head: Head, like: Tensor) -> nn.Module:
     """Fold one head; what was fixed in it is frozen in its plain form."""
     folded = head.folded().to(_reference(head) if _reference(head).numel() else like).train(head.training)
-    trained = isinstance(head, LayerHead) and any(
-        parameter.requires_grad for name, parameter in head.named_parameters() if name != "bias"
+    inner = head.head if isinstance(head, LogitScaledHead) else head
+    trained = isinstance(inner, LayerHead) and any(
+        parameter.requires_grad for name, parameter in head.named_parameters() if not name.endswith("bias")
     )
-    bias = getattr(head, "bias", None)
+    bias = getattr(inner, "bias", None)
     for index, layer in enumerate(part for part in folded.modules() if isinstance(part, nn.Linear)):
         layer.weight.requires_grad_(trained and index == 0)  # a second layer holds fixed class vectors
         if layer.bias is not None and bias is not None:

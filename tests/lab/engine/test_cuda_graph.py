@@ -46,7 +46,7 @@ class FakeStep:
     def __init__(self):
         self.trained = []
         self.rate = torch.tensor(0.0)
-        self.generator = object()
+        self.generators = (object(), object())
         self.optimiser = FakeOptimiser()
 
     def at(self, epoch, position, rate):
@@ -114,7 +114,7 @@ def test_each_batch_size_has_one_graph_after_its_warm_up(fake_cuda):
     captured(torch.tensor([5]))
     assert sorted(captured._captured) == [1, 2]
     assert step.optimiser.cleared == 2
-    assert all(entry.graph.generators == [step.generator] for entry in captured._captured.values())
+    assert all(entry.graph.generators == list(step.generators) for entry in captured._captured.values())
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -122,9 +122,9 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 @pytest.mark.cuda
 @GPU
-@pytest.mark.parametrize("compiled", [False, True])
-def test_captured_training_follows_the_ordinary_one(tmp_path, compiled):
-    spec = RunSpec(epochs=6, batch_size=256, augmentation="crop_flip", evaluate_every=5)
+@pytest.mark.parametrize(("compiled", "mixup"), [(False, 0.0), (True, 0.0), (False, 1.0), (True, 1.0)])
+def test_captured_training_follows_the_ordinary_one(tmp_path, compiled, mixup):
+    spec = RunSpec(epochs=6, batch_size=256, augmentation="crop_flip", evaluate_every=5, mixup=mixup)
     folders = [
         train(
             spec,

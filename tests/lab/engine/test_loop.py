@@ -11,6 +11,7 @@ from maxsep.lab.spec import Execution, RunSpec, options
 
 SPEC = RunSpec(epochs=3, batch_size=256, evaluate_every=2, max_train=700, max_test=200, augmentation="crop_flip")
 CPU = Execution(device="cpu")
+DEFERRED = options(reweight="effective", reweight_from=1)
 
 
 def run(runs, spec=SPEC, execution=CPU):
@@ -262,6 +263,9 @@ def test_a_device_that_is_not_waited_for_is_checked_at_the_end_of_the_epoch(tmp_
         ({"optimiser": "adamw", "learning_rate": 0.01}, {}),
         ({"nesterov": True, "batch_size": 699}, {}),  # a last batch of one image
         ({"head": "hpn", "loss": "squared_cosine"}, {}),
+        ({"mixup": 1.0, "precision": "64-true", "augmentation": "crop_flip_auto_cutout"}, {}),
+        ({"sampler": "class_balanced", "imbalance": 0.1, "max_train": None}, {}),
+        ({"head": "cosine_maxsep", "loss": "ldam", "loss_options": DEFERRED, "max_train": 300}, {}),
         ({"network": "resnet32", "max_train": 60, "epochs": 1, "batch_size": 32}, {"channels_last": True}),
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from maxsep.lab.data import long_tail_counts
 from maxsep.lab.engine import load_run, losses, train
 from maxsep.lab.spec import RunSpec, options
 from maxsep.losses import BalancedSoftmaxLoss, LabelAwareSmoothingLoss, LDAMLoss, LogitAdjustedLoss
@@ -87,3 +88,33 @@ def test_losses_can_be_added_once(monkeypatch):
     assert losses.build_loss(RunSpec(loss="counted"), [3])(torch.ones(1, 2), torch.zeros(1)).item() == 6
     with pytest.raises(ValueError, match="the loss 'counted' exists already"):
         losses.register_loss("counted", lambda spec, counts: F.cross_entropy)
+
+
+DEFERRED = RunSpec(
+    loss="ldam", loss_options=options(max_margin=0.4, reweight="effective", reweight_from=160), epochs=200
+)
+
+
+def test_deferred_weights_are_those_of_the_protocol():
+    counts = long_tail_counts(500, 100, 0.01)
+    loss = losses.build_loss(DEFERRED, counts)
+    assert loss.max_margin == 0.4
+    losses.reweight(loss, DEFERRED, counts, 159)
+    assert torch.equal(loss.weight, torch.ones(100, dtype=torch.float64))
+    losses.reweight(loss, DEFERRED, counts, 160)
+    assert loss.weight[0].item() == pytest.approx(0.0449, abs=5e-5)
+    assert loss.weight[-1].item() == pytest.approx(4.3783, abs=5e-5)
+    losses.reweight(loss, DEFERRED, counts, 3)  # a pure function of the epoch, in whatever order
+    assert loss.weight.unique().tolist() == [1.0]
+
+
+def test_losses_without_deferred_weights_are_left_alone():
+    loss = LDAMLoss([50, 5], weight=[1.0, 2.0])
+    losses.reweight(loss, RunSpec(loss="ldam"), [50, 5], 500)
+    assert loss.weight.tolist() == [1.0, 2.0]
+    losses.reweight(F.cross_entropy, RunSpec(), [50, 5], 0)
+
+
+def test_an_unknown_weighting_is_named():
+    with pytest.raises(ValueError, match=r"unknown re-weighting 'inverse'. Known: effective"):
+        losses.build_loss(RunSpec(loss="ldam", loss_options=options(reweight="inverse")), [50, 5])

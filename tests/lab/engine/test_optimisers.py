@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from maxsep.heads import LogitScaledHead, PlainHead
 from maxsep.lab.engine.optimisers import build_optimiser, set_learning_rate
 from maxsep.lab.spec import RunSpec
 
@@ -39,3 +40,29 @@ def test_the_rate_is_set_as_a_number_or_in_place():
 def test_an_unknown_optimiser_lists_the_known():
     with pytest.raises(ValueError, match=r"unknown optimiser 'lion'. Known: adamw, sgd"):
         build_optimiser(RunSpec(optimiser="lion"), nn.Linear(2, 2))
+
+
+class Headed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(2, 2)
+        self.head = LogitScaledHead(PlainHead(2, 2))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_the_head_may_learn_at_its_own_rate_but_its_factors_do_not(capturable):
+    network = Headed()
+    optimiser = build_optimiser(RunSpec(head_rate=0.2), network, capturable=capturable)
+    rest, head = optimiser.param_groups
+    assert [p is q for p, q in zip(head["params"], network.head.head.parameters(), strict=True)] == [True, True]
+    assert any(parameter is network.head.scale for parameter in rest["params"])
+    set_learning_rate(optimiser, 0.5)
+    assert (float(rest["lr"]), float(head["lr"])) == pytest.approx((0.5, 0.1))
+
+
+def test_a_frozen_body_leaves_the_head_alone_in_its_group():
+    network = Headed()
+    network.body.requires_grad_(False)
+    network.head.scale.requires_grad_(False)
+    optimiser = build_optimiser(RunSpec(head_rate=0.2), network)
+    assert [len(group["params"]) for group in optimiser.param_groups] == [2]

@@ -59,6 +59,14 @@ def test_the_folder_of_another_spec_is_refused(tmp_path):
         folder.is_finished(SPEC.replace(seed=5, radius=0.5))
 
 
+def test_a_run_of_an_earlier_version_is_known_again(tmp_path):
+    folder = RunFolder(tmp_path)
+    earlier = {key: value for key, value in SPEC.to_dict().items() if key not in ("mixup", "start_from")}
+    (tmp_path / "spec.json").write_text(json.dumps(earlier))
+    (tmp_path / "result.json").write_text("{}")
+    assert folder.is_finished(SPEC)
+
+
 def test_a_damaged_spec_and_a_file_in_the_way_are_named(tmp_path):
     (tmp_path / "spec.json").write_text("{")
     with pytest.raises(ValueError, match=r"spec.json is damaged.*Delete the folder"):

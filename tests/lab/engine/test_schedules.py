@@ -34,6 +34,12 @@ def test_mislas_falls_less():
     assert rates(spec, 1, 5, 160, 180) == pytest.approx([0.04, 0.1, 0.01, 0.001])
 
 
+@pytest.mark.parametrize("name", ["ldam", "mislas"])
+def test_their_falls_stretch_with_the_run(name):
+    long, short = RunSpec(schedule=name, epochs=200), RunSpec(schedule=name, epochs=50)
+    assert rates(short, 39, 40, 44, 45, 49) == rates(long, 159, 160, 179, 180, 199)
+
+
 def test_cosine_per_step_counts_updates_from_one_to_the_floor():
     spec = RunSpec(schedule="cosine_steps", epochs=100)
     assert learning_rate(spec, 99, 390, 391) == pytest.approx(1e-6)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from maxsep.lab.data.strong import Strong
+
 _ONE = 1 << 16
 """Rotations count in 1/65536 pixel, as Pillow does, so that both round every position the same way."""
 
@@ -97,15 +99,39 @@ class Augmentation:
         return result if inside is None else result * inside.unsqueeze(1)
 
 
-_NAMED = {
+@dataclass(frozen=True)
+class Chain:
+    """One augmentation after another.
+
+    >>> Chain((Augmentation(flip=True), Strong(cutout=True))).steps[1]
+    Strong(policy=False, cutout=True)
+    """
+
+    steps: tuple[Augmentation | Strong, ...]
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
+        for step in self.steps:
+            images = step(images, generator)
+        return images
+
+
+_WEAK = Augmentation(crop=True, flip=True)
+_NAMED: dict[str, Augmentation | Chain] = {
     "none": Augmentation(),
-    "crop_flip": Augmentation(crop=True, flip=True),
+    "crop_flip": _WEAK,
     "crop_flip_rotate": Augmentation(crop=True, flip=True, degrees=15.0),
+    "crop_flip_cutout": Chain((_WEAK, Strong(cutout=True))),
+    "crop_flip_auto": Chain((_WEAK, Strong(policy=True))),
+    "crop_flip_auto_cutout": Chain((_WEAK, Strong(policy=True, cutout=True))),
 }
 
 
-def augmentation(name: str) -> Augmentation:
-    """Look an augmentation up by name: `none`, `crop_flip` or `crop_flip_rotate` (within 15 degrees).
+def augmentation(name: str) -> Augmentation | Chain:
+    """Look an augmentation up by name.
+
+    `none`, `crop_flip`, `crop_flip_rotate` (within 15 degrees); and after crop and flip, `crop_flip_auto`
+    (AutoAugment's CIFAR policy), `crop_flip_cutout` (a hole of half the width) or both, `crop_flip_auto_cutout`.
 
     >>> augmentation("crop_flip")
     Augmentation(crop=True, flip=True, degrees=0.0)

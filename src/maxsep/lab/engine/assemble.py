@@ -11,9 +11,11 @@ from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.losses import build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
+from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.seeds import derive
+from maxsep.lab.engine.stages import rest, take_over
 from maxsep.lab.engine.state import RandomStates
 from maxsep.lab.engine.step import Step
 from maxsep.lab.engine.stop import StopRequest
@@ -39,9 +41,11 @@ def assemble(
     mean, std = normalisation(spec.normalisation, data)
     data = Data(data.name, data.train.to(fabric.device), data.test.to(fabric.device))
     network = build_model(spec, data.train.shape, data.train.num_classes)
+    take_over(spec, network, folder.path.parent)
     if execution.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pipeline = Pipeline(network, mean, std, channels_last=execution.channels_last).to(fabric.device)
+    rest(spec, pipeline)
     optimiser = build_optimiser(spec, network, capturable=execution.cuda_graph)
     if execution.compile:
         _compile(pipeline, spec, execution, fabric.world_size)
@@ -60,12 +64,14 @@ def assemble(
         images=data.train,
         augment=augmentation(spec.augmentation),
         generator=random.augmentation,
+        mixing=random.mixup,
     )
     return Trainer(
         spec=spec,
         execution=execution,
         fabric=fabric,
         data=data,
+        order=Order(spec, data.train.labels),
         mean=mean,
         std=std,
         pipeline=pipeline,
@@ -91,5 +97,6 @@ def _generators(spec: RunSpec, fabric: Any) -> RandomStates:
     order = torch.Generator().manual_seed(derive(spec.seed, "order"))
     rank = fabric.global_rank
     augmentation = torch.Generator(fabric.device).manual_seed(derive(spec.seed, "augmentation", rank))
+    mixup = torch.Generator(fabric.device).manual_seed(derive(spec.seed, "mixup", rank))
     torch.manual_seed(derive(spec.seed, "dropout", rank))
-    return RandomStates(order, augmentation, fabric.device)
+    return RandomStates(order, augmentation, fabric.device, mixup)

@@ -76,8 +76,9 @@ class CapturedStep:
         """Record a step without running it."""
         static = indices.clone()
         graph = torch.cuda.CUDAGraph()
-        # torch registers its default generator itself; the augmentation has one of its own
-        graph.register_generator_state(self.step.generator)
+        # torch registers its default generator itself; augmentation and mixup have their own
+        for generator in self.step.generators:
+            graph.register_generator_state(generator)
         # no gradient may exist here: those of the captured step must lie in the graph's own memory
         self.step.optimiser.zero_grad(set_to_none=True)
         with torch.cuda.graph(graph, stream=self._stream):

@@ -34,6 +34,8 @@ def train(
 ) -> Path:
     """Train a run to its end and give its folder; a finished run is returned at once, a broken one resumed.
 
+    A run that starts from another one (`spec.start_from`) has that one trained first, in the same folder of runs.
+
     On the CPU the result is bit-identical for the same spec, machine, versions, number of threads and `compile`
     setting, with or without interruptions. At most the time since the last resume point is lost.
 
@@ -64,6 +66,9 @@ def train(
     if folder.is_finished(spec):
         return folder.path
     check_names(spec)
+    if spec.start_from is not None:
+        first = spec.start_from
+        train(first, data_root=data_root, runs=runs, execution=execution, progress=progress, download=download)
     fabric = make_fabric(spec, execution)
     load = functools.partial(prepare, spec, data_root, download=download)
     # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from maxsep.lab.spec import RunSpec
-from maxsep.losses import BalancedSoftmaxLoss, LabelAwareSmoothingLoss, LDAMLoss, LogitAdjustedLoss
+from maxsep.losses import (
+    BalancedSoftmaxLoss,
+    LabelAwareSmoothingLoss,
+    LDAMLoss,
+    LogitAdjustedLoss,
+    effective_number_weights,
+)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps logits (B, C) and class indices (B,) to a scalar."""
@@ -20,12 +27,11 @@ LossFactory = Callable[[RunSpec, Sequence[int]], Loss]
 def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
     """Build the spec's loss.
 
-    Options by name: cross_entropy (label_smoothing=0), ldam (max_margin=0.5, scale=30), logit_adjusted (tau=1),
-    label_aware_smoothing (smooth_head=0.4, smooth_tail=0.1: the published choice for CIFAR-100 at imbalance 0.01);
-    balanced_softmax and squared_cosine take none. Those of the long tail are modules: move them to the device of the
-    logits. They refuse a class without training images.
+    Options by name: cross_entropy (label_smoothing=0), ldam (max_margin=0.5, scale=30, and those of `reweight`),
+    logit_adjusted (tau=1), label_aware_smoothing (smooth_head=0.4, smooth_tail=0.1: the published choice for CIFAR-100
+    at imbalance 0.01); balanced_softmax and squared_cosine take none. Those of the long tail are modules: move them to
+    the device of the logits. They refuse a class without training images.
 
-    >>> import torch
     >>> loss = build_loss(RunSpec(), [50, 5])
     >>> round(loss(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
     0.6931
@@ -68,7 +74,38 @@ def _squared_cosine(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
     return squared_cosine
 
 
+def reweight(loss: Loss, spec: RunSpec, class_counts: Sequence[int], epoch: int) -> None:
+    """Set the class weights of an epoch, counted from 0: a pure function of the spec, so nothing is to be resumed.
+
+    Deferred re-weighting has three loss options: reweight="effective" weighs classes by their effective number of
+    images, reweight_from=160 says from which epoch on (before it, all weigh the same), reweight_beta=0.9999 how.
+
+    >>> spec = RunSpec(loss="ldam", loss_options=(("reweight", "effective"), ("reweight_from", 160)))
+    >>> loss = build_loss(spec, [500, 5])
+    >>> reweight(loss, spec, [500, 5], epoch=160)
+    >>> loss.weight.round(decimals=3).tolist()
+    [0.02, 1.98]
+    """
+    if isinstance(loss, LDAMLoss) and "reweight" in dict(spec.loss_options):
+        chosen = _reweighting(spec)
+        due = epoch >= int(chosen["reweight_from"])
+        beta = float(chosen["reweight_beta"])
+        loss.reweight(effective_number_weights(class_counts, beta, dtype=torch.float64) if due else None)
+
+
+def _reweighting(spec: RunSpec) -> dict[str, Any]:
+    chosen = {"reweight": "effective", "reweight_from": 0, "reweight_beta": 0.9999, **dict(spec.loss_options)}
+    if chosen["reweight"] != "effective":
+        raise ValueError(f"unknown re-weighting {chosen['reweight']!r}. Known: effective. Leave it out for none.")
+    return chosen
+
+
 def _ldam(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
+    deferred = ("reweight", "reweight_from", "reweight_beta")
+    if "reweight" in dict(spec.loss_options):
+        _reweighting(spec)
+        own = tuple((key, value) for key, value in spec.loss_options if key not in deferred)
+        spec = spec.replace(loss_options=own)
     return LDAMLoss(class_counts, **_take(spec, max_margin=0.5, scale=30.0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,8 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int) -> Network:
     torch.manual_seed(derive(spec.seed, "network"))
     network = networks.build(spec.network, num_classes, shape=shape)
     torch.manual_seed(derive(spec.seed, "head"))
-    network.head = heads.build(
-        spec.head, network.num_features, num_classes, radius=spec.radius, **dict(spec.head_options)
-    )
+    head = heads.build(spec.head, network.num_features, num_classes, radius=spec.radius, **dict(spec.head_options))
+    network.head = heads.LogitScaledHead(head) if spec.logit_scaling else head
     return network
 
 
@@ -53,14 +53,24 @@ class Pipeline(nn.Module):
     def __init__(self, network: Network, mean: Tensor, std: Tensor, *, channels_last: bool = False) -> None:
         super().__init__()
         self.network = network
+        self.rests = False
+        """Whether the backbone stays in evaluation mode while the head is trained."""
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._compiled_from = 0
         self.register_buffer("scale", (1 / (255 * std)).view(-1, 1, 1), persistent=False)
         self.register_buffer("shift", (-mean / std).view(-1, 1, 1), persistent=False)
 
+    def train(self, mode: bool = True) -> Self:
+        """Switch between training and evaluation; a backbone that rests stays in evaluation."""
+        super().train(mode)
+        if mode and self.rests:
+            self.network.eval()
+            self.network.head.train()
+        return self
+
     def normalise(self, images: Tensor) -> Tensor:
-        """Map uint8 (B, C, H, W) to (images / 255 - mean) / std."""
+        """Map (B, C, H, W) on the scale of 0 to 255, bytes or mixtures of them, to (images / 255 - mean) / std."""
         return (images * self.scale + self.shift).contiguous(memory_format=self.layout)
 
     def compile_backbone(self, batch_size: int, mode: str | None = None) -> None:

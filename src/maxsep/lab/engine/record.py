@@ -107,16 +107,13 @@ class RunFolder:
         if not file.exists():
             return
         try:
-            found = json.loads(file.read_bytes())
-        except ValueError as error:
+            # read as a spec: a field that was added since the run was made stands at its default
+            found = RunSpec.from_dict(json.loads(file.read_bytes())).to_dict()
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{file} is damaged ({error}). Delete the folder to train the run again.") from error
         expected = spec.to_dict()
         if found != expected:
-            differing = sorted(
-                key
-                for key in set(found) | set(expected)
-                if key not in found or key not in expected or found[key] != expected[key]
-            )
+            differing = sorted(key for key in expected if found[key] != expected[key])
             raise ValueError(
                 f"{self.path} holds another run: its spec.json differs in {', '.join(differing)}. "
                 "Choose another folder for runs, or delete that one."

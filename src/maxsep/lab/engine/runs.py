@@ -12,7 +12,7 @@ import torch
 from maxsep.analysis import angular_fisher_score
 from maxsep.lab.data import normalisation, prepare
 from maxsep.lab.engine.evaluation import measure, predict
-from maxsep.lab.engine.losses import build_loss
+from maxsep.lab.engine.losses import build_loss, reweight
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.record import SCHEMA, read_metrics
 from maxsep.lab.networks import Network
@@ -116,4 +116,5 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     loss = build_loss(spec, data.train.class_counts)
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
+    reweight(loss, spec, data.train.class_counts, spec.epochs - 1)
     return measure(outputs, loss) | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}

@@ -57,13 +57,13 @@ def milestones(
 
 
 def ldam(moment: Moment, base: float) -> float:
-    """Follow LDAM's schedule: warm-up over 5 epochs, 1 % from epoch 160 and 0.01 % from epoch 180."""
-    return milestones(moment, base, factors=(0.01, 0.0001), warmup=5)
+    """Follow LDAM's schedule: warm-up over 5 epochs, 1 % from epoch 160 of 200 and 0.01 % from epoch 180."""
+    return milestones(moment, base, at=_last_fifth(moment), factors=(0.01, 0.0001), warmup=5)
 
 
 def mislas(moment: Moment, base: float) -> float:
-    """Follow MiSLAS's first stage: warm-up over 5 epochs, 10 % from epoch 160 and 1 % from epoch 180."""
-    return milestones(moment, base, factors=(0.1, 0.01), warmup=5)
+    """Follow MiSLAS's first stage: warm-up over 5 epochs, 10 % from epoch 160 of 200 and 1 % from epoch 180."""
+    return milestones(moment, base, at=_last_fifth(moment), factors=(0.1, 0.01), warmup=5)
 
 
 def cosine_steps(moment: Moment, base: float, *, final: float = 1e-6) -> float:
@@ -128,3 +128,8 @@ def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> f
 
 def _warm(epoch: int, warmup: int) -> float:
     return (epoch + 1) / warmup if epoch < warmup else 1.0
+
+
+def _last_fifth(moment: Moment) -> tuple[int, int]:
+    """Where a run of any length has what epochs 160 and 180 are in one of 200."""
+    return round(0.8 * moment.epochs), round(0.9 * moment.epochs)

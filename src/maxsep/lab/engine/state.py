@@ -121,24 +121,33 @@ def _restore_optimiser(tensors: Mapping[str, Tensor], optimiser: Optimizer) -> N
 
 
 class RandomStates:
-    """All generators of a run: the order of images, the augmentation, and torch's own (for dropout).
+    """All generators of a run: the order of images, the augmentation, mixup, and torch's own (for dropout).
 
     Args:
         order: On the CPU, so that the order of images does not depend on the device.
         augmentation: On the device.
         device: Where dropout draws.
+        mixup: On the device; a new one by default.
     """
 
-    def __init__(self, order: torch.Generator, augmentation: torch.Generator, device: torch.device) -> None:
+    def __init__(
+        self,
+        order: torch.Generator,
+        augmentation: torch.Generator,
+        device: torch.device,
+        mixup: torch.Generator | None = None,
+    ) -> None:
         self.order = order
         self.augmentation = augmentation
         self.device = device
+        self.mixup = mixup or torch.Generator(device)
 
     def get(self) -> dict[str, Tensor]:
         """Read all states as byte tensors."""
         states = {
             "order": self.order.get_state(),
             "augmentation": self.augmentation.get_state(),
+            "mixup": self.mixup.get_state(),
             "torch": torch.get_rng_state(),
         }
         if self.device.type == "cuda":
@@ -149,6 +158,8 @@ class RandomStates:
         """Put states back."""
         self.order.set_state(states["order"])
         self.augmentation.set_state(states["augmentation"])
+        if "mixup" in states:  # points of earlier versions have none
+            self.mixup.set_state(states["mixup"])
         torch.set_rng_state(states["torch"])
         if self.device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"], self.device)

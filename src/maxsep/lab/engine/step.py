@@ -16,6 +16,7 @@ from maxsep.lab.engine.losses import Loss
 from maxsep.lab.engine.nonfinite import Where, check_gradients, check_loss
 from maxsep.lab.engine.optimisers import set_learning_rate
 from maxsep.lab.spec import RunSpec
+from maxsep.losses import mixup
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -34,6 +35,7 @@ class Step:
         images: The training split.
         augment: Changes a whole uint8 batch.
         generator: What the augmentation draws from.
+        mixing: What mixup draws from.
     """
 
     spec: RunSpec
@@ -45,6 +47,7 @@ class Step:
     images: ImageSet
     augment: Augmentation
     generator: torch.Generator
+    mixing: torch.Generator
     epoch: int = 0
     position: int = 0
     rate: float = math.nan
@@ -54,6 +57,11 @@ class Step:
         self.watch = self.fabric.device.type == "cpu"
         # a scaler of half-precision gradients meets infinite ones by design, and skips the step itself
         self.watch_gradients = self.watch and self.spec.precision != "16-mixed"
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """The generators that a captured step must advance."""
+        return self.generator, self.mixing
 
     def at(self, epoch: int, position: int, rate: float) -> None:
         """Set where in training the next call is, and its learning rate."""
@@ -76,8 +84,16 @@ class Step:
         """Do the step itself. With several processes `weight` makes their mean the mean over all images."""
         images = self.images.images.index_select(0, indices)
         target = self.images.labels.index_select(0, indices)
-        logits = self.model(self.augment(images, self.generator))
-        loss = self.loss(logits, target)
+        images = self.augment(images, self.generator)
+        if self.spec.mixup:
+            # bytes mix as what they are normalised to, because the shares sum to 1
+            mixed = mixup(images.to(torch.get_default_dtype()), target, self.spec.mixup, self.mixing)
+            logits = self.model(mixed.x)
+            share = mixed.share
+            loss = share * self.loss(logits, mixed.first) + (1 - share) * self.loss(logits, mixed.second)
+        else:
+            logits = self.model(images)
+            loss = self.loss(logits, target)
         total = loss.detach()
         if self.fabric.world_size > 1:
             loss = loss * weight

@@ -18,9 +18,10 @@ from maxsep.lab.data import Data
 from maxsep.lab.engine.checkpoint import load_point, save_point
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.evaluation import measure, predict
-from maxsep.lab.engine.losses import Loss
+from maxsep.lab.engine.losses import Loss, reweight
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.nonfinite import check_losses
+from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.provenance import hardware, versions
 from maxsep.lab.engine.record import SCHEMA, RunFolder
@@ -42,6 +43,7 @@ class Trainer:
     execution: Execution
     fabric: Any
     data: Data
+    order: Order
     mean: Tensor
     std: Tensor
     pipeline: Pipeline
@@ -55,9 +57,9 @@ class Trainer:
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
-        """Count the steps of an epoch (the short last batch is one of them) and start at the beginning."""
-        self.num_train = len(self.data.train)
-        self.steps = -(-self.num_train // self.spec.batch_size)
+        """Count the steps of an epoch (a short last batch is one of them) and start at the beginning."""
+        self.steps = self.order.steps
+        self.class_counts = self.data.train.class_counts
         # float64, so that the mean over an epoch adds no rounding of its own
         losses = torch.zeros(self.steps, dtype=torch.float64, device=self.fabric.device)
         self.state = State(losses, started=_now())
@@ -94,8 +96,9 @@ class Trainer:
 
     def _train_epoch(self) -> int:
         state, spec = self.state, self.spec
+        reweight(self.loss, spec, self.class_counts, state.epoch)
         if state.permutation is None:
-            state.permutation = torch.randperm(self.num_train, generator=self.random.order)
+            state.permutation = self.order.draw(state.epoch, self.random.order)
         batches = torch.split(state.permutation.to(self.fabric.device), spec.batch_size)
         self.pipeline.train()
         for position in range(state.step, self.steps):
@@ -134,12 +137,10 @@ class Trainer:
         losses = state.losses.cpu()  # the only wait for the device in an epoch
         state.epoch_seconds += self.clock() - began
         check_losses(spec, losses, epoch=epoch, rate=rate)
-        sizes = torch.full_like(losses, spec.batch_size)
-        sizes[-1] = self.num_train - spec.batch_size * (self.steps - 1)
         row: dict[str, Any] = {
             "epoch": epoch,
             "learning_rate": rate,
-            "train_loss": float((losses * sizes).sum() / self.num_train),
+            "train_loss": float((losses * self.order.sizes()).sum() / self.order.images),
             "seconds": state.epoch_seconds,
         }
         if (epoch % spec.evaluate_every == 0 or last) and self.fabric.is_global_zero:
@@ -191,10 +192,10 @@ class Trainer:
             "best_epoch": best["epoch"],
             "train_loss": state.history[-1]["train_loss"],
             "angular_fisher": fisher,
-            "class_counts": self.data.train.class_counts,
-            "num_train": self.num_train,
+            "class_counts": self.class_counts,
+            "num_train": len(self.data.train),
             "num_test": len(self.data.test),
-            "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
+            "parameters": sum(p.numel() for p in network.parameters()),
         }
         self._account()
         result = {
@@ -213,7 +214,7 @@ class Trainer:
             "hardware": hardware(self.fabric.device, self.fabric.world_size),
             "seconds": state.total_seconds,
             # the median: the first epoch compiles and captures
-            "images_per_second": self.num_train / statistics.median(row["seconds"] for row in state.history),
+            "images_per_second": self.order.images / statistics.median(row["seconds"] for row in state.history),
             "started": state.started,
             "finished": _now(),
             "resumed": state.resumed,

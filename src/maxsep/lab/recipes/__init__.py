@@ -8,6 +8,7 @@ from maxsep.lab.recipes import (
     fisher,
     fixed,
     frequency,
+    longtail,
     prototypes,
     runtime,
     table1,
@@ -30,7 +31,7 @@ __all__ = [
 
 _RECIPES: dict[str, Recipe] = {
     module.RECIPE.name: module.RECIPE
-    for module in (table1, errorbars, fixed, frequency, fisher, prototypes, runtime, demo)
+    for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail, runtime, demo)
 }
 
 
@@ -38,7 +39,7 @@ def names() -> tuple[str, ...]:
     """List the recipes.
 
     >>> names()
-    ('table1', 'errorbars', 'fixed', 'frequency', 'fisher', 'prototypes', 'runtime', 'demo')
+    ('table1', 'errorbars', 'fixed', 'frequency', 'fisher', 'prototypes', 'longtail', 'runtime', 'demo')
     """
     return tuple(_RECIPES)
 

@@ -106,7 +106,8 @@ class Recipe:
 
         Args:
             seeds: How many seeds, or which; all of the recipe's own by default.
-            epochs: Train shorter or longer than the protocol; a step schedule is stretched with it.
+            epochs: Train shorter or longer than the protocol; steps of the schedule and of the loss are stretched
+                with it. A second stage, short as it is, is only cut.
             only: Keep the runs that `Selection` finds.
             precision: Numbers to compute with, such as `bf16-mixed`; the protocol's `32-true` by default.
             max_train: Keep at most so many training images (a smoke run, not a result).
@@ -205,13 +206,24 @@ def _once(specs: Sequence[RunSpec]) -> list[RunSpec]:
 def _override(
     spec: RunSpec, epochs: int | None, precision: str | None, max_train: int | None, max_test: int | None
 ) -> RunSpec:
-    if epochs is not None and epochs != spec.epochs:
-        stretched = dict(spec.schedule_options)
-        if "every" in stretched:  # a step schedule keeps its number of steps
-            stretched["every"] = max(1, round(stretched["every"] * epochs / spec.epochs))
-        spec = spec.replace(epochs=epochs, schedule_options=tuple(stretched.items()))
+    if epochs is not None:
+        spec = _with_epochs(spec, epochs)
     if precision is not None:
         spec = spec.replace(precision=precision)
     if max_train is not None:
         spec = spec.replace(max_train=max_train)
     return spec if max_test is None else spec.replace(max_test=max_test)
+
+
+def _with_epochs(spec: RunSpec, epochs: int) -> RunSpec:
+    if spec.start_from is not None:
+        first = _with_epochs(spec.start_from, epochs)
+        return spec.replace(start_from=first, epochs=min(spec.epochs, epochs))
+    if epochs == spec.epochs:
+        return spec
+    stretched, loss = dict(spec.schedule_options), dict(spec.loss_options)
+    if "every" in stretched:  # a step schedule keeps its number of steps
+        stretched["every"] = max(1, round(stretched["every"] * epochs / spec.epochs))
+    if "reweight_from" in loss:
+        loss["reweight_from"] = round(loss["reweight_from"] * epochs / spec.epochs)
+    return spec.replace(epochs=epochs, schedule_options=tuple(stretched.items()), loss_options=tuple(loss.items()))

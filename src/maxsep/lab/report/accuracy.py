@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from maxsep.lab.recipes import paper
-from maxsep.lab.report.comparison import Entry, Method, Setting, distinctions
+from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, distinctions
 from maxsep.lab.report.family import Family, family, is_echo
 from maxsep.lab.report.statistics import Comparison, Summary
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent, rounded
@@ -27,7 +27,12 @@ CAPTION = (
     "gain: the verdict of a paired two-sided t-test. In colour: what is still more than noise after correction for "
     "the number of tests in these tables."
 )
-_PROTOCOL_EPOCHS = {"resnet34": 200, "convnet": 90}
+_CENTRED = (
+    "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "
+    "control here is centred_cosine."
+)
+_PROTOCOL_EPOCHS = {"resnet34": 200, "convnet": 90, "resnet32": 200}
+_SECOND_STAGE_EPOCHS = 10
 _FAR = 5.0
 """Percentage points between the paper's number and ours that call for a remark."""
 
@@ -77,10 +82,12 @@ def results(settings: Sequence[Setting], tests: Family | None = None) -> list[di
                     "radius": method.radius,
                     "loss": method.loss,
                     "head_options": dict(method.head_options),
+                    "loss_options": dict(method.loss_options),
                     "top1": entry.values(),
+                    "best_top1": entry.values("best_top1"),
                     "mean": summary.mean if summary else None,
                     "std": summary.std if summary else None,
-                    "paper": _paper_values(_cell_spec(setting, method)),
+                    "paper": _paper_values(cell_spec(setting, method)),
                     "gain_over_plain": _plain_dict(
                         tests.get((setting.spec, method, "plain")) or setting.against(method, setting.plain(method))
                     ),
@@ -109,7 +116,7 @@ def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> R
     summary = entry.summary()
     echo = is_echo(setting, method)
     ours = percent(summary, "strong" if summary and summary.mean == best and not echo else "")
-    spec = _cell_spec(setting, method)
+    spec = cell_spec(setting, method)
     if remark := _remark(spec, summary):
         ours = dataclasses.replace(ours, notes=(remark,))
     over_plain = gain(tests.get((setting.spec, method, "plain")))
@@ -120,12 +127,17 @@ def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> R
 
 
 def _control_cell(setting: Setting, method: Method, tests: Family) -> Cell:
-    if method.head in ("plain", "scaled"):
+    if method.head in BASE_HEADS:
         return EMPTY
     control = setting.control(method)
     if control is not None and control.method.head == "plain":
         return Cell("= plain", "scaled at radius 1 is plain", "muted")
-    return gain(tests.get((setting.spec, method, "control")))
+    if control is not None and control is setting.plain(method):
+        return Cell(f"= {control.method.head}", "the same control", "muted")
+    cell = gain(tests.get((setting.spec, method, "control")))
+    if control is not None and control.method.head == "centred_cosine":
+        return dataclasses.replace(cell, notes=(_CENTRED,))
+    return cell
 
 
 def _remark(spec: RunSpec, summary: Summary | None) -> str:
@@ -146,13 +158,8 @@ def _remark(spec: RunSpec, summary: Summary | None) -> str:
     )
 
 
-def _is_other_experiment(spec: RunSpec) -> bool:
-    short = spec.epochs != _PROTOCOL_EPOCHS.get(spec.network, spec.epochs)
-    return short or spec.max_train is not None or spec.max_test is not None
-
-
 def _against_control(setting: Setting, method: Method) -> Comparison | None:
-    return None if method.head in ("plain", "scaled") else setting.against(method, setting.control(method))
+    return None if method.head in BASE_HEADS else setting.against(method, setting.control(method))
 
 
 def _same_as_plain() -> Row:
@@ -163,7 +170,8 @@ def _has_unit_radius(methods: Sequence[Method]) -> bool:
     return any(method.head == "maxsep" and method.radius == 1 for method in methods)
 
 
-def _cell_spec(setting: Setting, method: Method) -> RunSpec:
+def cell_spec(setting: Setting, method: Method) -> RunSpec:
+    """The run, but for its seed, that a method is in a setting."""
     return setting.spec.replace(
         head=method.head,
         radius=method.radius,
@@ -174,23 +182,42 @@ def _cell_spec(setting: Setting, method: Method) -> RunSpec:
 
 
 def _paper_cell(spec: RunSpec) -> Cell:
-    number = paper.table1(spec) or paper.prototypes(spec)
+    number = paper.table1(spec) or paper.prototypes(spec) or paper.long_tailed(spec)
     if number is None:
         return EMPTY
     bar = paper.error_bar(spec)
     detail = "" if bar is None else f"5 runs: {bar.value:.2f} ± {bar.std:.2f}"
     notes = list(paper.inconsistencies(spec))
-    protocol = _PROTOCOL_EPOCHS.get(spec.network)
-    if protocol is not None and spec.epochs != protocol:
-        notes.append(f"The paper trains {protocol} epochs, these runs {spec.epochs}: not the same experiment.")
+    if paper.long_tailed(spec) is not None:
+        notes.append(paper.BEST_EPOCH)
+    notes += _other_epochs(spec)
     if spec.max_train is not None or spec.max_test is not None:
         notes.append("These runs read a part of the data only: not the same experiment.")
     return Cell(f"{number.value:.2f}", detail, "", number.value, tuple(notes))
 
 
+def _is_other_experiment(spec: RunSpec) -> bool:
+    return bool(_other_epochs(spec)) or spec.max_train is not None or spec.max_test is not None
+
+
+def _other_epochs(spec: RunSpec) -> list[str]:
+    """Say if a run or the run it starts from has another length than in the paper."""
+    protocol = _PROTOCOL_EPOCHS.get(spec.network) if spec.start_from is None else _SECOND_STAGE_EPOCHS
+    first = [] if spec.start_from is None else _other_epochs(spec.start_from)
+    if first or protocol is None or spec.epochs == protocol:
+        return first
+    return [f"The paper trains {protocol} epochs, these runs {spec.epochs}: not the same experiment."]
+
+
 def _paper_values(spec: RunSpec) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, lookup in (("table1", paper.table1), ("prototypes", paper.prototypes), ("fisher", paper.fisher)):
+    lookups = {
+        "table1": paper.table1,
+        "prototypes": paper.prototypes,
+        "fisher": paper.fisher,
+        "long_tailed": paper.long_tailed,
+    }
+    for name, lookup in lookups.items():
         if (number := lookup(spec)) is not None:
             found[name] = number.value
     if (bar := paper.error_bar(spec)) is not None:

@@ -10,7 +10,21 @@ from maxsep.lab.report.collect import Record
 from maxsep.lab.report.statistics import Comparison, Summary, compare, summarise
 from maxsep.lab.spec import Options, RunSpec
 
-HEADS = ("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer", "etf", "hpn")
+HEADS = (
+    *("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer", "etf", "hpn"),
+    *("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine"),
+)
+MATRIX_HEADS = ("maxsep", "cosine_maxsep", "maxsep_cosine")
+"""Heads that are the method: what others are compared with or controls of."""
+BASE_HEADS = ("plain", "scaled", "cosine", "centred_cosine")
+"""Heads without the matrix that others are compared with: they need no control."""
+_COSINE_CONTROLS = {
+    "cosine": "cosine",
+    "cosine_maxsep": "cosine",
+    "maxsep_cosine": "centred_cosine",
+    "centred_cosine": "cosine",
+}
+"""Among heads that compare directions `cosine` is the plain one; each has the control that differs in P alone."""
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "digits": "Digits"}
 _NETWORKS = {"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"}
 _QUIET = (
@@ -104,13 +118,21 @@ class Setting:
         return f"{self.title}, {self.balance}"
 
     def plain(self, method: Method) -> Entry | None:
-        """The plain head to compare a method with: trained with the same loss, or else with cross-entropy."""
+        """The plain head to compare a method with: trained with the same loss, or else with cross-entropy.
+
+        For heads that compare directions it is `cosine`, with the same loss.
+        """
+        if method.head in _COSINE_CONTROLS:
+            return self.entries.get(Method("cosine", 1.0, (), method.loss, method.loss_options))
         same = Method("plain", 1.0, (), method.loss, method.loss_options)
         return self.entries.get(same) or self.entries.get(Method("plain", 1.0))
 
     def control(self, method: Method) -> Entry | None:
-        """The control of a method: `scaled` at the same radius and with the same loss; at radius 1 it is `plain`."""
-        head = "plain" if method.radius == 1 else "scaled"
+        """The control of a method: `scaled` at the same radius and with the same loss; at radius 1 it is `plain`.
+
+        Heads that compare directions have controls of their own: `centred_cosine` for `maxsep_cosine`, else `cosine`.
+        """
+        head = _COSINE_CONTROLS.get(method.head) or ("plain" if method.radius == 1 else "scaled")
         return self.entries.get(Method(head, method.radius, (), method.loss, method.loss_options))
 
     def against(self, method: Method, other: Entry | None, metric: str = "top1") -> Comparison | None:
@@ -203,6 +225,8 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
 
 
 def _plain_text(value: object) -> str:
+    if isinstance(value, RunSpec):
+        return f"a run of {value.epochs} epochs"
     if isinstance(value, tuple):
         return " ".join(f"{key}={item}" for key, item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from maxsep.lab.report.comparison import Entry, Method, Setting
+from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting
 from maxsep.lab.report.statistics import Comparison, adjust
 from maxsep.lab.spec import RunSpec
 
@@ -54,5 +54,6 @@ def _compare(setting: Setting, method: Method, against: Against) -> Comparison |
         return None
     if against == "plain":
         return setting.against(method, setting.plain(method))
-    control = None if method.head in ("plain", "scaled") else setting.control(method)
-    return None if control is None or control.method.head == "plain" else setting.against(method, control)
+    control = None if method.head in BASE_HEADS else setting.control(method)
+    # where the control is the plain head, the first comparison was that one
+    return None if control is None or control is setting.plain(method) else setting.against(method, control)

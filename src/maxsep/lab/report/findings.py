@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from maxsep.lab.report.comparison import Method, Setting
+from maxsep.lab.report.comparison import MATRIX_HEADS, Method, Setting
 from maxsep.lab.report.family import Against, Family, family
 from maxsep.lab.report.model import Finding
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, Comparison
@@ -17,7 +17,7 @@ _NO_CONTROL = "the control is still missing or has too few seeds"
 
 @dataclass(frozen=True)
 class _Pair:
-    """`maxsep` against one other head in one setting; won and lost are verdicts before correction."""
+    """A head with the matrix against one without, in one setting; won and lost are verdicts before correction."""
 
     setting: Setting
     method: Method
@@ -38,7 +38,9 @@ class _Pair:
 
     @property
     def where(self) -> str:
-        return f"{self.setting.label}, radius {self.method.radius:g}"
+        if self.method.head == "maxsep" and self.method.loss == "cross_entropy":
+            return f"{self.setting.label}, radius {self.method.radius:g}"
+        return f"{self.setting.label}, {self.method.full_label}"
 
 
 def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
@@ -71,7 +73,7 @@ def _pairs(settings: Sequence[Setting], tests: Family, against: Against) -> list
         _Pair(setting, method, tests[setting.spec, method, against])
         for setting in settings
         for method in setting.entries
-        if method.head == "maxsep" and (setting.spec, method, against) in tests
+        if method.head in MATRIX_HEADS and (setting.spec, method, against) in tests
     ]
 
 

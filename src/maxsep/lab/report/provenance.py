@@ -30,6 +30,10 @@ DEFINITIONS = (
     ("extra layer", "One more trained layer with a random start in place of the matrix."),
     ("etf", "The matrix directly on the features, with no trained layer between."),
     ("hpn", "Class vectors pushed apart by gradient descent before training (Mettes et al.)."),
+    ("cosine", "A plain head that compares directions: logits are cosines with trained vectors (LDAM's head)."),
+    ("cosine maxsep", "The matrix behind a cosine layer of one output less: LDAM with the matrix, first reading."),
+    ("maxsep cosine", "Cosines with the columns of the matrix: LDAM with the matrix, second reading."),
+    ("centred cosine", "The control of maxsep cosine: a plain head with centred and normalised logits."),
     ("radius", "The length of the class vectors, \N{GREEK SMALL LETTER RHO} in the paper."),
     ("imbalance", "Size of the smallest class over that of the largest; the test set stays as it is."),
     ("± ", "Sample standard deviation over seeds (n \N{MINUS SIGN} 1), not a confidence interval."),
@@ -40,6 +44,7 @@ DEFINITIONS = (
         f"{MIN_SEEDS} common seeds a difference is not testable, and no p-value is given. "
         "Seeds change initial weights and the order of images; the training images stay the same.",
     ),
+    ("stage 2", "A run that starts from the weights of a finished one (its first stage), with the backbone frozen."),
     ("last epoch", "Accuracy after the last epoch, never the best epoch, which would be a choice by test data."),
 )
 
@@ -136,7 +141,11 @@ def runs_table(records: Sequence[Record]) -> Table:
 
 
 def _base(spec: RunSpec) -> RunSpec:
-    return spec.replace(**_ANY, epochs=1, schedule_options=(), validation=0.0)
+    """A run without what a call may change: seed, length, precision and limits."""
+    spec = spec.replace(**_ANY, epochs=1, schedule_options=(), validation=0.0)
+    loss = tuple((key, value) for key, value in spec.loss_options if key != "reweight_from")
+    first = None if spec.start_from is None else _base(spec.start_from)
+    return spec.replace(loss_options=loss, start_from=first)
 
 
 def _list(values: Any) -> str:

@@ -18,6 +18,7 @@ from maxsep.lab.report.family import family
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.model import Report
 from maxsep.lab.report.runtime import is_timing, runtime_section
+from maxsep.lab.report.shots import shots_section
 from maxsep.lab.report.statistics import TEST
 from maxsep.lab.report.svg import HEAD_COLOURS
 
@@ -64,6 +65,7 @@ def build(
     tests = family(test)
     found = (
         sections.accuracy_section(test, tests),
+        shots_section(test),
         sections.radius_section(validation, test),
         sections.frequency_section(test),
         sections.fixed_section(test),

@@ -1,0 +1,94 @@
+"""Every operation of the batched kind against Pillow, which handles one image at a time."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+
+from maxsep.lab.data.pixel_ops import BLENDS, CODES, OPERATIONS, cut_out, operate
+
+
+def pictures(count, channels=3, size=32, seed=0):
+    """Smooth pictures of different ranges, noise, and flat ones: histograms of every kind."""
+    rng = np.random.default_rng(seed)
+    waves = np.add.outer(np.sin(np.arange(size) / 5), np.cos(np.arange(size) / 7))[None, None]
+    shades = 128 + 60 * waves * rng.random((count, channels, 1, 1)) + rng.normal(0, 8, (count, channels, size, size))
+    images = np.clip(shades, 0, 255).astype(np.uint8)
+    images[0] = rng.integers(0, 256, images[0].shape)
+    images[1] = 77
+    images[2] = rng.integers(0, 2, images[2].shape) * 200
+    return torch.from_numpy(images)
+
+
+def affine(image, matrix):
+    fill = 128 if image.mode == "L" else (128,) * 3
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=fill)
+
+
+REFERENCE = {
+    "nothing": lambda image, m: image,
+    "shear_x": lambda image, m: affine(image, (1, m, 0, 0, 1, 0)),
+    "shear_y": lambda image, m: affine(image, (1, 0, 0, m, 1, 0)),
+    "translate_x": lambda image, m: affine(image, (1, 0, m, 0, 1, 0)),
+    "translate_y": lambda image, m: affine(image, (1, 0, 0, 0, 1, m)),
+    "rotate": lambda image, m: image.rotate(
+        m, Image.Resampling.NEAREST, fillcolor=128 if image.mode == "L" else (128,) * 3
+    ),
+    "colour": lambda image, m: ImageEnhance.Color(image).enhance(m),
+    "contrast": lambda image, m: ImageEnhance.Contrast(image).enhance(m),
+    "brightness": lambda image, m: ImageEnhance.Brightness(image).enhance(m),
+    "sharpness": lambda image, m: ImageEnhance.Sharpness(image).enhance(m),
+    "posterise": lambda image, m: ImageOps.posterize(image, int(m)),
+    "solarise": lambda image, m: ImageOps.solarize(image, m),
+    "invert": lambda image, m: ImageOps.invert(image),
+    "autocontrast": lambda image, m: ImageOps.autocontrast(image),
+    "equalise": lambda image, m: ImageOps.equalize(image),
+}
+MAGNITUDES = {
+    **dict.fromkeys(("shear_x", "shear_y"), (0.1, -0.2667, 0.3)),
+    **dict.fromkeys(("translate_x", "translate_y"), (4.8338, -12.8902, 14.5015)),
+    "rotate": (6.6667, -30.0, 13.3),
+    **dict.fromkeys(BLENDS, (0.1, 0.7, 1.0, 1.3, 1.9)),
+    "posterise": (4.0, 5.0, 8.0),
+    "solarise": (28.4444, 113.7778, 256.0),
+}
+
+
+def with_pillow(image, name, magnitude):
+    array = image.permute(1, 2, 0).numpy()
+    picture = Image.fromarray(array.squeeze(-1) if array.shape[2] == 1 else array)
+    result = np.asarray(REFERENCE[name](picture, magnitude))
+    return torch.from_numpy(result.copy()).view(*image.shape[1:], -1).permute(2, 0, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_one_operation(name, channels):
+    images = pictures(24, channels)
+    for magnitude in MAGNITUDES.get(name, (0.0,)):
+        codes, amounts = torch.full((24,), CODES[name]), torch.full((24,), magnitude, dtype=torch.float64)
+        result = operate(images, codes, amounts)
+        assert result.dtype == torch.uint8
+        expected = torch.stack([with_pillow(image, name, magnitude) for image in images])
+        assert torch.equal(result, expected), (name, magnitude)
+
+
+def test_every_image_of_a_batch_has_its_own():
+    images = pictures(60)
+    names = [OPERATIONS[i % len(OPERATIONS)] for i in range(60)]
+    amounts = [
+        MAGNITUDES.get(name, (0.0,))[i // 15 % len(MAGNITUDES.get(name, (0.0,)))] for i, name in enumerate(names)
+    ]
+    codes = torch.tensor([CODES[name] for name in names])
+    result = operate(images, codes, torch.tensor(amounts, dtype=torch.float64))
+    expected = torch.stack([with_pillow(*one) for one in zip(images, names, amounts, strict=True)])
+    assert torch.equal(result, expected)
+
+
+def test_holes_stick_out_of_the_image():
+    images = torch.full((3, 1, 8, 8), 9, dtype=torch.uint8)
+    result = cut_out(images, torch.tensor([4, 0, 7]), torch.tensor([4, 0, 7]), 4)
+    assert (result == 0).sum((1, 2, 3)).tolist() == [16, 4, 9]
+    assert bool((result[0, 0, 2:6, 2:6] == 0).all())
+    assert bool((result[1, 0, :2, :2] == 0).all())
+    assert bool((images == 9).all())

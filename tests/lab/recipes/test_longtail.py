@@ -1,0 +1,117 @@
+"""The table of LDAM and MiSLAS: its cells, the protocols' constants, and a run of every kind on a handful of images."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from maxsep.lab import grid, recipes
+from maxsep.lab.data import long_tail_counts
+from maxsep.lab.engine.losses import build_loss
+from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.recipes import paper
+from maxsep.lab.report import render
+
+RECIPE = recipes.get("longtail")
+
+
+def specs(**wanted):
+    return [s for s in RECIPE.specs(1) if all(getattr(s, key) == value for key, value in wanted.items())]
+
+
+def test_all_24_cells_of_the_paper_are_there_and_both_readings_of_its_matrix():
+    cells = {}
+    for spec in RECIPE.specs(1):
+        if number := paper.long_tailed(spec):
+            cells.setdefault((number.value, spec.imbalance), []).append(spec.head)
+    assert len(cells) == 24
+    assert sorted(map(sorted, cells.values())) == sorted(
+        6 * [["cosine"]] + 6 * [["cosine_maxsep", "maxsep_cosine"]] + 6 * [["plain"]] + 6 * [["maxsep"]]
+    )
+    assert cells[(42.02, 0.01)] == ["cosine_maxsep", "maxsep_cosine"]
+    assert cells[(48.0, 0.01)] == ["plain"]
+
+
+def test_every_head_has_both_margins_with_and_without_deferred_weights():
+    ldam = {(s.head, s.loss_options) for s in specs(loss="ldam", imbalance=0.01)}
+    assert len(ldam) == 4 * 2 * 2
+    assert {dict(options)["max_margin"] for _, options in ldam} == {0.4, 0.5}
+    deferred = [dict(options) for _, options in ldam if "reweight" in dict(options)]
+    assert len(deferred) == 8
+    assert all(options["reweight_from"] == 160 for options in deferred)
+
+
+def test_the_protocol():
+    for spec in RECIPE.specs(1):
+        told = (spec.network, spec.batch_size, spec.weight_decay, spec.momentum, spec.learning_rate, spec.augmentation)
+        assert told == ("resnet32", 128, 2e-4, 0.9, 0.1, "crop_flip")
+        assert (spec.normalisation, spec.evaluate_every, spec.subset_seed) == ("cifar10", 1, 0)
+    ldam, stage1 = specs(loss="ldam")[0], specs(mixup=1.0)[0]
+    assert [learning_rate(ldam, epoch) for epoch in (0, 5, 160, 180)] == pytest.approx([0.02, 0.1, 1e-3, 1e-5])
+    assert [learning_rate(stage1, epoch) for epoch in (0, 5, 160, 180)] == pytest.approx([0.02, 0.1, 1e-2, 1e-3])
+
+
+@pytest.mark.parametrize(
+    ("imbalance", "head_rate", "smoothing"), [(0.1, 0.1, (0.2, 0)), (0.02, 0.1, (0.3, 0)), (0.01, 0.2, (0.4, 0.1))]
+)
+def test_the_second_stage(imbalance, head_rate, smoothing):
+    for spec in specs(imbalance=imbalance, epochs=10):
+        assert spec.start_from in specs(imbalance=imbalance, mixup=1.0)
+        assert (spec.backbone, spec.sampler, spec.mixup) == ("frozen_shifted_norm", "class_balanced", 0.0)
+        assert (spec.logit_scaling, spec.head_rate) == (True, head_rate)
+        assert [learning_rate(spec, epoch) for epoch in (0, 5)] == pytest.approx([0.1, 0.05])
+        loss = build_loss(spec, long_tail_counts(500, 100, imbalance))
+        assert (loss.smoothing[0].item(), loss.smoothing[-1].item()) == pytest.approx(smoothing)
+
+
+def test_other_epochs_reach_both_stages_and_the_deferred_weights():
+    for spec in RECIPE.specs(1, epochs=20):
+        if spec.start_from is not None:
+            assert (spec.epochs, spec.start_from.epochs) == (10, 20)
+        if "reweight" in dict(spec.loss_options):
+            assert dict(spec.loss_options)["reweight_from"] == 16
+    assert {s.epochs for s in RECIPE.specs(1, epochs=2)} == {2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"radius": 0.5}, {"head": "centred_cosine"}, {"validation": 0.1}, {"network": "resnet34"}, {"dataset": "cifar10"}],
+)
+def test_what_the_paper_did_not_run_has_no_number(change):
+    spec = specs(head="cosine", imbalance=0.01)[0]
+    assert paper.long_tailed(spec).value == 39.87
+    assert paper.long_tailed(spec.replace(**change)) is None
+
+
+def test_the_papers_slip_is_told():
+    told = {paper.long_tailed(s).value for s in RECIPE.specs(1) if paper.inconsistencies(s)}
+    assert told == {42.02}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 1000), ("test", 100)):
+        images = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
+        batch = {"data": images, "fine_labels": [i % 100 for i in range(count)]}
+        (folder / part).write_bytes(pickle.dumps(batch, protocol=2))
+    names = {"fine_label_names": [f"class {i}" for i in range(100)]}
+    (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
+    return root
+
+
+def test_it_runs_and_its_report_tells_both_epochs_and_the_shots(data, tmp_path):
+    summary = grid.reproduce(
+        RECIPE, seeds=1, epochs=1, only="imbalance=0.1,head=maxsep_cosine|maxsep,radius=1",
+        max_train=100, max_test=100, runs=tmp_path / "runs", data_root=data,
+    )  # fmt: skip
+    assert summary.failed == []
+    assert len(summary.finished) == 4 + 2
+    text = render(tmp_path / "runs", tmp_path / "report").read_text()
+    assert '<section id="shots">' in text
+    for part in ("best epoch, %", "few, %", "paper: 57.72", "paper: 63.52", "start from a run of 1 epochs"):
+        assert part in text, part
+    assert "compare its number with our best epoch" in text

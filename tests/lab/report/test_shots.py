@@ -1,0 +1,86 @@
+import pytest
+
+from maxsep.lab import recipes
+from maxsep.lab.report.accuracy import accuracy_tables, results
+from maxsep.lab.report.collect import collect
+from maxsep.lab.report.comparison import Method, settings_of
+from maxsep.lab.report.findings import find
+from maxsep.lab.report.shots import shots_of, shots_section
+from maxsep.lab.spec import RunSpec, options
+
+
+def settings(folder):
+    return settings_of(collect(folder).records)
+
+
+def test_every_long_tailed_setting_has_its_rows(tmp_path, run_folders):
+    run_folders(tmp_path, recipes.get("table1").specs(only="dataset=cifar10,imbalance=1|0.01,network=resnet34"))
+    section = shots_section(settings(tmp_path))
+    (table,) = section.tables
+    assert [row.group for row in table.rows] == ["imbalance 0.01", "", ""]
+    assert [row.cells[0].text for row in table.rows] == ["plain", "scaled", "maxsep"]
+    assert all(cell.value is not None for row in table.rows for cell in row.cells[2:])
+    assert not any("LDAM" in text for text in section.text)
+
+
+def test_balanced_data_have_no_such_section(tmp_path, run_folders):
+    run_folders(tmp_path, recipes.get("table1").specs(1, only="dataset=cifar10,imbalance=1,network=resnet34"))
+    assert shots_section(settings(tmp_path)) is None
+
+
+def test_a_run_that_recorded_no_classes_is_shown_without_them(tmp_path, run_folder):
+    spec = RunSpec(imbalance=0.1, head="plain")
+    run_folder(tmp_path, spec, metrics={"top1": 0.5})
+    (setting,) = settings(tmp_path)
+    assert shots_of(setting.entries[Method("plain", 1.0)]) == {"many": {}, "medium": {}, "few": {}}
+    (row,) = shots_section([setting]).tables[0].rows
+    assert [cell.text for cell in row.cells[2:]] == ["50.00", *["\N{EN DASH}"] * 5]
+
+
+@pytest.fixture
+def longtail(tmp_path, run_folders):
+    run_folders(tmp_path, recipes.get("longtail").specs(only="imbalance=0.01"))
+    return settings(tmp_path)
+
+
+def test_last_and_best_epoch_stand_beside_the_papers_number(longtail):
+    section = shots_section(longtail)
+    (table,) = section.tables
+    assert len(table.rows) == 16 + 4 + 4
+    details = [row.cells[3].detail for row in table.rows]
+    assert {"paper: 39.87", "paper: 42.02", "paper: 43.19", "paper: 40.29", "paper: 48.42"} <= set(details)
+    assert any("best epoch on test data" in text for text in section.text)
+
+
+def test_heads_by_direction_have_their_own_baseline_and_control(longtail):
+    ldam = next(s for s in longtail if s.spec.mixup == 0 and s.spec.start_from is None)
+    given = {"loss": "ldam", "loss_options": options(max_margin=0.4)}
+    true, behind = Method("maxsep_cosine", 1.0, **given), Method("cosine_maxsep", 1.0, **given)
+    assert ldam.plain(true).method == ldam.plain(behind).method == Method("cosine", 1.0, **given)
+    assert ldam.control(true).method == Method("centred_cosine", 1.0, **given)
+    assert ldam.control(behind).method == Method("cosine", 1.0, **given)
+    (table,) = accuracy_tables([ldam])
+    cells = {row.cells[0].text: row.cells for row in table.rows}
+    assert cells["cosine (ldam, max_margin=0.4)"][5].text == "\N{EN DASH}"
+    assert cells["cosine_maxsep (ldam, max_margin=0.4)"][5].text == "= cosine"
+    assert "centred_cosine" in cells["maxsep_cosine (ldam, max_margin=0.4)"][5].notes[0]
+    assert cells["maxsep_cosine (ldam, max_margin=0.4)"][2].text == "42.02"
+    assert any("2.20" in note for note in table.notes)
+
+
+def test_the_second_stage_is_compared_with_the_plain_second_stage(longtail):
+    second = next(s for s in longtail if s.spec.start_from is not None)
+    matrix = next(method for method in second.entries if method.head == "maxsep" and method.radius == 0.1)
+    assert second.plain(matrix).method.head == "plain"
+    assert second.control(matrix).method.head == "scaled"
+    assert len(second.entries) == 4
+
+
+def test_findings_count_both_readings(longtail):
+    finding = find(longtail)
+    assert "comparison" in finding.headline
+    assert "Nothing to compare" not in finding.headline
+    told = [r for r in results(longtail) if r["head"] == "maxsep_cosine"]
+    assert len(told) == 4
+    assert all(r["gain_over_plain"]["seeds"] == 3 and len(r["best_top1"]) == 3 for r in told)
+    assert sorted(r["paper"].get("long_tailed", 0) for r in told) == [0, 0, 42.02, 43.19]

@@ -1,0 +1,72 @@
+"""A run's identity: names that never change, and stages that agree."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from maxsep.lab.spec import RunSpec, options
+
+RECORDS = sorted((Path(__file__).parents[2] / "results" / "runs").glob("*/spec.json"))
+
+
+def test_there_are_records():
+    assert RECORDS
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_every_committed_run_keeps_its_name(path):
+    assert RunSpec.from_dict(json.loads(path.read_text())).name == path.parent.name
+
+
+STAGED = RunSpec(
+    dataset="cifar100",
+    head="plain",
+    epochs=10,
+    backbone="frozen",
+    logit_scaling=True,
+    start_from=RunSpec(dataset="cifar100", head="plain", mixup=1.0, loss_options=options(label_smoothing=0.1)),
+)
+
+
+def test_a_staged_run_survives_the_disk():
+    again = RunSpec.from_dict(json.loads(json.dumps(STAGED.to_dict())))
+    assert again == STAGED
+    assert hash(again) == hash(STAGED)
+    assert again.name == STAGED.name
+    assert "-stage2-" in STAGED.name
+
+
+def test_the_first_stage_is_part_of_the_identity():
+    other = STAGED.replace(start_from=STAGED.start_from.replace(mixup=0.5))
+    assert other.digest != STAGED.digest
+    assert STAGED.replace(start_from=None, backbone="trained").digest != STAGED.digest
+
+
+def test_a_field_added_later_would_not_rename_a_staged_run():
+    told = STAGED._told()
+    assert set(told["start_from"]) == {"dataset", "head", "mixup", "loss_options"}
+
+
+def test_what_both_stages_share_changes_in_both():
+    changed = STAGED.replace(head="maxsep", radius=0.1, seed=7, epochs=3, max_train=100)
+    first = changed.start_from
+    assert (first.head, first.radius, first.seed, first.max_train) == ("maxsep", 0.1, 7, 100)
+    assert (changed.epochs, first.epochs) == (3, 20)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"mixup": -1.0}, "mixup must be 0 or a positive finite number, got -1.0"),
+        ({"sampler": "random"}, "sampler must be one of instance, class_balanced, got 'random'"),
+        ({"backbone": "cold"}, "backbone must be one of trained, frozen, frozen_shifted_norm, got 'cold'"),
+        ({"backbone": "frozen"}, "backbone must be 'trained' unless start_from names a run, got 'frozen'"),
+        ({"head_rate": 0.0}, "head_rate must be a positive finite number, got 0.0"),
+        ({"start_from": RunSpec(seed=1, head="plain")}, "these differ in head, seed. Change both"),
+    ],
+)
+def test_values_that_no_run_could_mean(fields, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        RunSpec(**fields)
