@@ -103,3 +103,10 @@ def test_true_cosines_walk_the_path_of_the_centred_control():
             step.step()
     torch.testing.assert_close(models[0](x), models[1](x), rtol=1e-9, atol=1e-10)
     assert bool((models[0](x) - start).abs().max() > 0.1)
+
+
+@pytest.mark.parametrize("name", ["cosine", "cosine_maxsep"])
+def test_a_cosine_layer_has_no_bias(name):
+    assert heads.build(name, 4, 3, bias=False).bias is None
+    with pytest.raises(ValueError, match="compares directions and has no bias, got bias=True"):
+        heads.build(name, 4, 3, bias=True)

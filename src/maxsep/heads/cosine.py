@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +21,8 @@ from maxsep.ops import separate
 from maxsep.simplex import simplex
 
 __all__ = ["CentredCosineHead", "CosineHead", "CosineMaxSeparationHead", "MaxSeparationCosineHead"]
+
+torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 _NO_LINEAR_FORM = "cosines have no linear form. Use folded(), which keeps the normalisation as a layer."
 
@@ -32,10 +35,13 @@ class _CosineLayer(LayerHead):
         in_features: int,
         num_classes: int,
         radius: float = 1.0,
+        bias: bool = False,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if bias:
+            raise ValueError(f"{type(self).__name__} compares directions and has no bias, got bias=True. Leave it out.")
         super().__init__(in_features, num_classes, radius, bias=False, device=device, dtype=dtype)
 
     @torch.no_grad()
