@@ -75,3 +75,11 @@ def test_an_unknown_network_lists_the_known_ones():
 def test_num_outputs_must_be_positive():
     with pytest.raises(ValueError, match="num_outputs must be at least 1, got 0"):
         networks.build("mlp", 0)
+
+
+def test_a_network_without_features_is_told_so():
+    class Headless(networks.Network):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Headless must define features\(images\)"):
+        Headless().features(torch.zeros(1, 3, 8, 8))

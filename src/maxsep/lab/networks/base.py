@@ -20,7 +20,7 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to the vectors (B, num_features) that the head sees."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define features(images).")
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to logits (B, num_outputs)."""

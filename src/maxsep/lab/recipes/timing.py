@@ -52,11 +52,8 @@ def time_inference(
 
     if repeats < 3:
         raise ValueError(f"repeats must be at least 3 for a median and a spread, got {repeats}.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    batch_size = batch_size or (512 if device == "cuda" else 32)
-    machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    place = {"device": device, "name": machine, "torch": torch.__version__, "batch_size": batch_size}
+    place = _place(device, batch_size)
+    device, batch_size = place["device"], place["batch_size"]
     path = Path(folder) / FILE
     rows = _read(path)
     for (dataset, network), heads in _groups(specs).items():
@@ -77,6 +74,17 @@ def time_inference(
         rows += [{**contest, "head": head, "repeats": repeats, **_spread(t, batch_size)} for head, t in seconds.items()]
         _write(path, rows)
     return True
+
+
+def _place(device: str, batch_size: int | None) -> dict[str, Any]:
+    """Where and how is timed: what must be the same for two times to be compared."""
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    size = batch_size or (512 if device == "cuda" else 32)
+    return {"device": device, "name": machine, "torch": torch.__version__, "batch_size": size}
 
 
 def _spread(times: Sequence[float], batch_size: int) -> dict[str, Any]:
