@@ -17,7 +17,7 @@ def test_two_processes_share_the_runs_and_one_report_comes_of_it(tmp_path):
     told = json.loads(result.output)
     assert len(told["finished"]) == len(get("demo").specs(1, 1, "radius=1")) > 1
     assert told["left"] == []
-    assert (tmp_path / "report" / "index.html").is_file() == (told["report"] is not None) is True
+    assert (tmp_path / "report" / "report.html").is_file() == (told["report"] is not None) is True
     for name in told["finished"]:
         assert json.loads((tmp_path / name / "result.json").read_text())["resumed"] == 0
 

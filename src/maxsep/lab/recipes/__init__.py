@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from maxsep.lab.recipes import (
+    beyond,
     demo,
     errorbars,
     fisher,
@@ -30,8 +31,12 @@ __all__ = [
 ]
 
 _RECIPES: dict[str, Recipe] = {
-    module.RECIPE.name: module.RECIPE
-    for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail, runtime, demo)
+    recipe.name: recipe
+    for recipe in (
+        *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
+        beyond.SEARCH,
+        *(module.RECIPE for module in (runtime, demo)),
+    )
 }
 
 
