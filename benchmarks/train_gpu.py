@@ -32,7 +32,7 @@ from maxsep.lab.spec import Execution, RunSpec
 
 TARGET, TOWARD, MOST_LOST = 46_000, 60_000, 0.05
 ROWS = {
-    "float32, plain loop": ("32-true", {}),
+    "float32": ("32-true", {}),
     "+ bfloat16": ("bf16-mixed", {}),
     "+ channels last": ("bf16-mixed", {"channels_last": True}),
     "+ torch.compile": ("bf16-mixed", {"channels_last": True, "compile": True}),
