@@ -16,8 +16,17 @@ from maxsep.lab.networks.vgg32 import VGG32
 from maxsep.lab.networks.wrn40_2 import WideResNet40
 
 __all__ = [
-    *("MLP", "VGG32", "ConvNet", "Network", "ResNet32", "ResNet34", "Shape", "WideResNet40"),
-    *("build", "check_name", "names"),
+    "MLP",
+    "VGG32",
+    "ConvNet",
+    "Network",
+    "ResNet32",
+    "ResNet34",
+    "Shape",
+    "WideResNet40",
+    "build",
+    "check_name",
+    "names",
 ]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
