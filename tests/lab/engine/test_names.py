@@ -27,7 +27,7 @@ def test_known_names_pass_without_reading_anything(spec):
         ({"network": "keras/resnet"}, r"unknown network 'keras/resnet'.*timm/NAME"),
         (
             {"network_options": options(nothing=1)},
-            r"network 'mlp' does not take nothing. It takes shape, hidden, dropout",
+            r"network 'mlp' does not take the options nothing. It takes: hidden, dropout",
         ),
         ({"augmentation": "rand_augment_m40"}, r"level of RandAugment must be from 0 to 30, got 40"),
         ({"schedule_options": options(nothing=1)}, r"schedule 'cosine' does not take the options"),
