@@ -15,7 +15,7 @@ from maxsep.cli.show import events, plan_table
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
-    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, runtime, demo."
+    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, beyond_search, beyond, runtime, demo."
 )
 
 

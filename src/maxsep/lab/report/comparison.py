@@ -28,7 +28,7 @@ _COSINE_CONTROLS = {
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "digits": "Digits"}
 _NETWORKS = {"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"}
 _QUIET = (
-    *("dataset", "network", "imbalance", "validation", "augmentation", "normalisation"),
+    *("dataset", "network", "imbalance", "validation", "normalisation"),
     *("schedule", "schedule_options", "evaluate_every"),
 )
 """Fields a label says in its own words, or that follow from the others in every protocol."""
@@ -192,7 +192,7 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
     for setting in settings:
         key = (setting.spec.dataset, setting.spec.network)
         peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == key]
-        varying[key] = {name for name in names if len({getattr(peer, name) for peer in peers}) > 1}
+        varying[key] = {name for name in names if _varies(name, peers)}
     return {
         setting.spec: ", ".join(
             f"{name.replace('_', ' ')} {_plain_text(getattr(setting.spec, name))}"
@@ -201,6 +201,12 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
         )
         for setting in settings
     }
+
+
+def _varies(name: str, peers: Sequence[RunSpec]) -> bool:
+    # the paper's protocol rotates balanced data alone: there the imbalance says it already
+    given = {(getattr(peer, name), peer.imbalance if name == "augmentation" else 1.0) for peer in peers}
+    return len(given) > len({imbalance for _, imbalance in given})
 
 
 def dataset_label(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from maxsep.lab.report import fisher, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
+from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
 from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.family import family
@@ -65,6 +66,8 @@ def build(
     tests = family(test)
     found = (
         sections.accuracy_section(test, tests),
+        beyond_section(test),
+        search_section(validation),
         shots_section(test),
         sections.radius_section(validation, test),
         sections.frequency_section(test),
