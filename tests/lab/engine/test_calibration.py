@@ -108,7 +108,7 @@ def test_calibration_on_test_images_would_be_noticed(seen, tmp_path, monkeypatch
 
 @settings(max_examples=40)
 @given(
-    counts=st.lists(st.integers(1, 40), min_size=2, max_size=6).filter(lambda counts: max(counts) > 2),
+    counts=st.lists(st.integers(1, 40), min_size=2, max_size=6).filter(lambda counts: max(counts) > 3),
     validation=st.sampled_from([0.0, 0.1, 0.5]),
     calibration=st.floats(0.01, 0.9),
     seed=st.integers(0, 5),
