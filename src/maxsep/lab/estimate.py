@@ -137,7 +137,7 @@ def num_train(spec: RunSpec) -> int:
     """
     have = _COUNTS.get(spec.dataset, _UNKNOWN)
     want = long_tail_counts(max(have), len(have), spec.imbalance)
-    count = round(sum(map(min, have, want)) * (1 - spec.validation))
+    count = round(sum(map(min, have, want)) * (1 - spec.validation) * (1 - spec.calibration))
     return max(1, count if spec.max_train is None else min(count, spec.max_train))
 
 
