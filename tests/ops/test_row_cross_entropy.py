@@ -13,6 +13,7 @@ from maxsep.ops.row_cross_entropy import gradient_op, loss_op, row_cross_entropy
 from maxsep.ops.scan import separate_scan
 
 SIZES = [(7, 10), (3, 2), (5, 300)]
+NUMPY = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # of the interpreter, about nan and inf
 OPTIONS = list(itertools.product(["mean", "sum", "none"], [0.0, 0.1], [False, True], [False, True]))
 
 
@@ -63,6 +64,7 @@ def test_every_option(form, batch, num_classes, reduction, smoothing, weighted, 
     assert off(gradient, theirs) <= 2e-6
 
 
+@NUMPY
 def test_samples_that_do_not_count(form):
     z, target = torch.randn(4, 9, requires_grad=True), torch.tensor([3, 7, 7, 0])
     loss = row_cross_entropy(z, target, ignore_index=7)
@@ -137,11 +139,12 @@ def test_registered_as_torch_wants_it(form):
     z, target = torch.randn(3, 9, requires_grad=True), torch.tensor([1, 2, 9])
     arguments = (z, target, torch.rand(10), None, 0.5, 0.1, -100, "mean")
     torch.library.opcheck(loss_op, arguments)
-    _, lse, scale = loss_op(*arguments)
     with torch.no_grad():
+        _, lse, scale = loss_op(*arguments)
         torch.library.opcheck(gradient_op, (scale, z, target, None, None, lse, scale, 0.5, 0.1, -100))
 
 
+@NUMPY
 @pytest.mark.parametrize("form", ["kernel"], indirect=True)
 def test_a_class_that_does_not_exist_is_not_passed_over(form):
     z = torch.randn(3, 9, requires_grad=True)
