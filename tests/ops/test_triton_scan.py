@@ -124,7 +124,7 @@ def test_transposed_stays_transposed_and_gradients_have_aligned_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
-    x = (10 + torch.randn(2, 3_000)).to(dtype)
+    x = (10 + torch.randn(2, 9_000)).to(dtype)  # the long tiles of two-byte elements
     reference = separate_scan(x.double(), 1.0)
     assert error(separate_op(x, 1.0, torch.float32), reference) <= 1e-6
     result = separate(x, impl="triton")
@@ -196,6 +196,7 @@ def test_auto_takes_the_kernel_on_a_gpu_only(monkeypatch):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert _choose(fake_gpu(4, 9, dtype=dtype), "auto") == "triton"
     assert _choose(fake_gpu(4, 9, dtype=torch.float64), "auto") == "scan"
+    assert _choose(fake_gpu(1, 2**30), "auto") == "scan"  # classes are counted in 32 bits
     assert _choose(torch.empty(4, 999), "auto") == "scan"
     seen = []
     torch.func.vmap(lambda x: seen.append(_choose(x, "auto")) or x)(fake_gpu(4, 9))

@@ -181,7 +181,7 @@ def _prepare(
 
 
 def choose_tile(rows: int, num_classes: int) -> triton_scan.Tile:
-    """Return the tile that was fastest on an H200 (benchmarks/head_gpu.py)."""
+    """Return how many rows and classes a program holds at once, and its warps; not yet measured on a GPU."""
     block = min(LONGEST_BLOCK, triton_scan.power_of_two(num_classes))
     return triton_scan.Tile(max(1, min(triton_scan.power_of_two(rows), 512 // block)), block, 4 if block < 4096 else 8)
 

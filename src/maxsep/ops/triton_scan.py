@@ -18,8 +18,8 @@ from torch import Tensor
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 PROGRAMS = 1024
-"""So many programs fill a large GPU; fewer rows than half of it share theirs among several programs."""
-MOST_CLASSES = 2**31 - 2**16
+"""Enough programs to fill a large GPU (not yet measured); with less than half as many, several share a row."""
+MOST_CLASSES = 2**30
 """The kernels count classes in 32 bits."""
 
 
@@ -139,10 +139,16 @@ class Tile(NamedTuple):
 
 
 def choose_tile(rows: int, num_classes: int, itemsize: int, column_major: bool) -> Tile:
-    """Return the tile that was fastest on an H200 (benchmarks/head_gpu.py)."""
+    """Return how much of the matrix a program holds at once.
+
+    Compiled for an H100 or H200 these tiles stay within 64 registers per thread, so that 1,024 threads fit on each
+    multiprocessor and 1,024 rows on the device. Their times are not yet measured: `benchmarks/head_gpu.py` does it.
+    """
     if column_major:
-        return Tile(64, 32, 4)
-    block = min(2048, power_of_two(num_classes))
+        return Tile(32, 32, 4)
+    if itemsize == 2 and num_classes > 8192:  # small elements need more loads under way: two tiles ahead
+        return Tile(1, 2048, 8, 3)
+    block = min(1024, power_of_two(num_classes))
     return Tile(max(1, min(power_of_two(rows), 1024 // block)), block, 4)
 
 
@@ -187,7 +193,7 @@ def _as_matrix(x: Tensor) -> Tensor:
 
 def _split(row_programs: int, num_classes: int, block: int) -> tuple[int, int]:
     """Return how many programs share a row and how many classes each takes, a multiple of the block."""
-    chunks = 1 if 2 * row_programs > PROGRAMS else min(-(-PROGRAMS // row_programs), -(-num_classes // (4 * block)))
+    chunks = 1 if 2 * row_programs >= PROGRAMS else min(-(-PROGRAMS // row_programs), -(-num_classes // (4 * block)))
     span = -(-num_classes // chunks // block) * block
     return -(-num_classes // span), span
 

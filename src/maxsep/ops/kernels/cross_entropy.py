@@ -41,7 +41,7 @@ def _weight_of_all(weights, k, HAS_WEIGHT: tl.constexpr):
     return k + 1.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "k", "end", "ignore"])
 def forward(
     z, target, weight, weights, offset, loss, lse, rows, k, a, z_row, z_column, end, smoothing, ignore,
     ALIGN: tl.constexpr, END_ALIGN: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_OFFSET: tl.constexpr,
@@ -79,7 +79,7 @@ def forward(
     tl.store(lse + row, log_sum, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "k", "ignore"])
 def total(
     loss, target, weight, result, factor, rows, k, ignore,
     MEAN: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
@@ -100,7 +100,7 @@ def total(
     tl.store(factor, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "k", "end", "ignore", "out_end"])
 def backward(
     z, target, weight, weights, offset, lse, scale, upstream, out, rows, k, a, z_row, z_column, end, smoothing, ignore,
     out_row, out_end,

@@ -62,7 +62,7 @@ def _carry(partial, row, inside, chunk, chunks, REVERSE: tl.constexpr, CHUNKS: t
     return tl.sum(tl.load(place, mask=inside[:, None] & wanted[None, :], other=0.0), axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "k", "x_end"])
 def partial_sums(
     x, partial, rows, width, k, a, x_row, x_column, x_end, span, chunks,
     X_ALIGN: tl.constexpr, END_ALIGN: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -83,7 +83,7 @@ def partial_sums(
     tl.store(partial + row * chunks + chunk, tl.sum(total, axis=1), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "x_end", "out_end"])
 def forward(
     x, out, partial, rows, k, a, x_row, x_column, x_end, out_row, out_column, out_end, span, chunks,
     X_ALIGN: tl.constexpr, END_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
@@ -112,7 +112,7 @@ def forward(
         _forward_tile(x + wide * x_column, out + wide * out_column, x_mask, out_mask, carry, i, k, a, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k", "g_end", "out_end"])
 def adjoint(
     g, out, partial, rows, k, a, g_row, g_column, g_end, out_row, out_column, out_end, span, chunks,
     X_ALIGN: tl.constexpr, END_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
