@@ -79,6 +79,18 @@ def whole_head(num_classes, rounds):
     return result
 
 
+def sides(samples, features, num_classes, rounds):
+    """The matrix on the weight against the matrix on the outputs, where the weight is the smaller of the two."""
+    x, g = torch.randn(samples, features, requires_grad=True), torch.randn(samples, num_classes)
+    head = MaxSeparationHead(features, num_classes)
+    wanted = [x, head.weight, head.bias]
+
+    def on_outputs():
+        torch.autograd.grad(separate(head.features(x), impl="scan"), wanted, g)
+
+    return compare(lambda: torch.autograd.grad(head(x), wanted, g), on_outputs, rounds)
+
+
 def literal_recursion(k):
     if k == 1:
         return torch.tensor([[1.0, -1.0]], dtype=torch.float64)
@@ -115,6 +127,8 @@ def measure(quick):
     crossing = {c: product(c, rounds)["ratio"] for c in (50, 100, 150, 200, 250, 300, 400)}
     for c in (1_000, 10_000, 100_000):
         results[f"head C={c}"] = whole_head(c, rounds if c < 100_000 else max(5, rounds // 3))
+    results["weight side B=1024 D=64 C=1000"] = sides(1024, 64, 1_000, rounds)
+    results["weight side B=2048 D=512 C=1000"] = sides(2048, 512, 1_000, max(3, rounds // 3))
     results["construction C=3000"] = construction()
     results["coefficients C=10000000"] = {"ours_ms": 1e3 * cpu_seconds(lambda: coefficients(10_000_000))}
     results["memory C=1000000"] = million_classes()
@@ -126,6 +140,13 @@ def targets(results, crossing):
     yield "scan over dense at C = 10,000", results["product C=10000"]["ratio"], ">=", 40
     for c in (1_000, 10_000, 100_000):
         yield f"head overhead at C = {c:,}", results[f"head C={c}"]["overhead"], "<=", 0.25
+    for name in ("B=1024 D=64 C=1000", "B=2048 D=512 C=1000"):
+        yield (
+            f"matrix on the weight over matrix on the outputs, {name}",
+            results[f"weight side {name}"]["ratio"],
+            ">=",
+            1,
+        )
     yield "construction over the recursion at C = 3,000", results["construction C=3000"]["ratio"], ">=", 500
     yield "coefficients for C = 10,000,000, seconds", results["coefficients C=10000000"]["ours_ms"] / 1e3, "<=", 1
     yield "peak memory at C = 1,000,000, batch 32, GiB", results["memory C=1000000"]["peak_gib"], "<=", 2
