@@ -221,6 +221,16 @@ def test_wrong_input_is_refused(alone, x, target, options, error, told):
         ClassParallelHead(4, 7).loss(x, target, **options)
 
 
+def test_a_label_that_cannot_be_looked_at_makes_the_loss_nan(alone, monkeypatch):
+    """As on a GPU, where the check would make the host wait."""
+    head = ClassParallelHead(4, 7)
+    monkeypatch.setattr(head, "_check_loss", lambda *_: None)
+    assert head.loss(torch.zeros(3, 4), torch.tensor([0, 7, 1])).isnan()
+    values = head.loss(torch.zeros(3, 4), torch.tensor([0, -1, -100]), reduction="none")
+    assert values.isnan().tolist() == [False, True, False]
+    assert values[2] == 0
+
+
 def test_too_many_predictions_are_refused(alone):
     with pytest.raises(ValueError, match="k must be at most the number of classes, 7, got 8"):
         ClassParallelHead(4, 7).topk(torch.zeros(2, 4), 8)
