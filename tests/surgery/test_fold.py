@@ -192,6 +192,13 @@ def test_a_head_without_parameters_folds_in_its_own_precision(normalise):
     assert head.class_vectors().dtype == torch.float64
 
 
+def test_a_saved_head_without_parameters_fills_a_double_layer_exactly(tmp_path):
+    head, layer = ETFHead(6, 5, 0.3).double(), nn.Linear(6, 5, bias=False).double()
+    maxsep.load(maxsep.save(head, tmp_path / "head"), layer)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), head(x), rtol=1e-14, atol=1e-14)
+
+
 class Sharpened(MaxSeparationHead):
     def forward(self, x):
         return 2 * super().forward(x)

@@ -10,7 +10,7 @@ from torch import nn
 
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead
-from maxsep.heads import ETFHead, build, names
+from maxsep.heads import build, names
 
 
 def mlp(num_classes: int = 3, radius: float = 0.5) -> nn.Sequential:
@@ -272,10 +272,3 @@ def test_arguments_in_the_wrong_order(tmp_path):
         TypeError, match=r"the call is load\(folder, model\), with an nn.Module as model, got PosixPath"
     ):
         maxsep.load(nn.Linear(2, 2), tmp_path)
-
-
-def test_a_saved_head_without_parameters_fills_a_double_layer_exactly(tmp_path):
-    head, layer = ETFHead(6, 5, 0.3).double(), nn.Linear(6, 5, bias=False).double()
-    maxsep.load(maxsep.save(head, tmp_path / "head"), layer)
-    x = torch.randn(4, 6, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), head(x), rtol=1e-14, atol=1e-14)
