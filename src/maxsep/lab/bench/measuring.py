@@ -12,7 +12,7 @@ from maxsep.lab.bench.timing import Spread, alternate, clock_of, spread_of
 
 __all__ = ["Row", "measure"]
 
-LEAST, MOST, SECONDS = 3, 50, 0.4
+LEAST, MOST, SECONDS = 3, 50, 0.25
 """Rounds of a comparison, and the time after which no further one is begun."""
 
 
