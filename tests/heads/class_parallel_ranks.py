@@ -3,6 +3,7 @@
 Everything is compared with one process in float64, and what was found is written to FOLDER/RANKS-RANK.pt.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from maxsep import separate
 from maxsep.heads import ClassParallelHead, MaxSeparationHead
 from maxsep.surgery import load_shards, save_shards
 
@@ -153,20 +155,21 @@ def predictions_case(classes, rank, ranks):
     return apart(values.flatten(0, 1), expected.values)
 
 
-def half_precision_case():
+def half_precision_case(rank, ranks):
     """The sums are float32's: as close to float64 as the rounded outputs of the layer allow."""
-    classes = 1000
-    whole = whole_head(classes).to(torch.bfloat16)
-    head = sharded(whole)
-    x = torch.randn(BATCH, WIDTH, dtype=torch.bfloat16, requires_grad=True)
-    target = torch.arange(BATCH)
-    loss = head.loss(x, target)
-    loss.backward()
-    z = F.linear(x.detach(), whole.weight, whole.bias).double()
-    from maxsep import separate
-
-    expected = F.cross_entropy(separate(z), target)
-    return {"dtypes": [loss.dtype, x.grad.dtype, head(x).dtype], "difference": abs(loss.item() - expected.item())}
+    whole = whole_head(1000).to(torch.bfloat16)
+    x, target = torch.randn(BATCH * ranks, WIDTH, dtype=torch.bfloat16), torch.arange(BATCH * ranks)
+    expected = F.cross_entropy(separate(F.linear(x, whole.weight, whole.bias).double()), target)
+    found = {}
+    for parts in (False, True):
+        head = sharded(whole, data_parallel=parts)
+        own, labels = (tensor.chunk(ranks)[rank] if parts else tensor for tensor in (x, target))
+        own = own.clone().requires_grad_()
+        loss = head.loss(own, labels)
+        loss.backward()
+        dtypes = [loss.dtype, own.grad.dtype, head(own).dtype]
+        found[parts] = {"dtypes": dtypes, "difference": abs(loss.item() - expected.item())}
+    return found
 
 
 def counted(work):
@@ -299,14 +302,16 @@ def main():
         "parts of logits": parts_case(11, None, rank, ranks, lambda logits: logits.square().sum(1)),
         "ddp": ddp_case(rank, ranks),
         "predictions": [predictions_case(classes, rank, ranks) for classes in (2, 3, 11, 100)],
-        "half precision": half_precision_case(),
+        "half precision": half_precision_case(rank, ranks),
         "counts": counts_case(),
         "start": start_case(),
         "checkpoint": checkpoint_case(folder, ranks),
     }
     result |= {"group": group_case(rank)} if ranks == 3 else {"refusals": refusals_case(folder, rank)}
     torch.save(result, folder / f"{ranks}-{rank}.pt")
-    distributed.destroy_process_group()
+    with contextlib.suppress(RuntimeError):  # who is through first closes its connections
+        distributed.barrier()
+    os._exit(0)  # threads of torch that still run while the interpreter is taken down now and then abort the process
 
 
 if __name__ == "__main__":
