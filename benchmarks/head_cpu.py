@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, __version__, separate, simplex
+from maxsep.lab.bench import alternate, spread_of
 from maxsep.lab.engine.provenance import hardware
 from maxsep.ops.dispatch import _dense_is_faster
 from maxsep.simplex import coefficients
@@ -40,14 +41,13 @@ def cpu_seconds(function):
 
 def compare(ours, theirs, rounds):
     """Median seconds of both, and the median and spread of their ratio over alternating rounds."""
-    ours(), theirs()
-    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(rounds)]
-    ratios = sorted(b / a for a, b in pairs)
+    times = alternate({"ours": ours, "theirs": theirs}, least=rounds, most=rounds, clock=time.process_time)
+    ratio = spread_of([b / a for a, b in zip(times["ours"], times["theirs"], strict=True)])
     return {
-        "ours_ms": 1e3 * statistics.median(a for a, _ in pairs),
-        "theirs_ms": 1e3 * statistics.median(b for _, b in pairs),
-        "ratio": statistics.median(ratios),
-        "ratio_quartiles": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
+        "ours_ms": 1e3 * statistics.median(times["ours"]),
+        "theirs_ms": 1e3 * statistics.median(times["theirs"]),
+        "ratio": ratio.median,
+        "ratio_quartiles": [ratio.low, ratio.high],
         "rounds": rounds,
     }
 

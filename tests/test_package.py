@@ -21,7 +21,7 @@ LAYERS = {  # a room may import from rooms with a smaller number, and from itsel
 }  # fmt: skip
 LAB = {
     "__init__": 0, "spec": 0, "data": 1, "networks": 1, "engine": 2, "recipes": 3, "serving": 3, "estimate": 4,
-    "grid": 5, "report": 6,
+    "grid": 5, "report": 6, "bench": 7,
 }  # fmt: skip
 HEAVY = [
     "torchvision", "triton", "matplotlib", "sklearn", "lightning_fabric", "scipy", "timm", "transformers", "typer",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from maxsep.cli.app import app
 
-VERBS = ["demo", "train", "reproduce", "evaluate", "predict", "export", "report", "matrix"]
+VERBS = ["demo", "train", "reproduce", "evaluate", "predict", "export", "report", "matrix", "bench"]
 runner = CliRunner()
 
 
@@ -51,6 +51,8 @@ def test_options_are_frozen():
     """A new option is a promise: add it here when it is meant."""
     shared = {"--data", "--download", "--no-download", "--runs", "--device", "--fast", "--no-fast", "--json"}
     assert options("matrix") == {"--draw", "--json"}
+    shown = {"--classes", "--batch", "--features", "--threads", "--quick", "--out"}
+    assert options("bench") == shown | {"--device", "--json"}
     assert options("report") == {"--out", "--title"}
     assert options("evaluate") == {"--data", "--json"}
     assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
