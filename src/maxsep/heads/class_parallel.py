@@ -13,7 +13,7 @@ from maxsep.checks import check_count, check_floating, check_last_dimension, che
 from maxsep.heads.base import Identified, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops.collectives import GatherSamples, Group, OwnSamples, Replicate, gathered
-from maxsep.ops.dispatch import _is_autocasting
+from maxsep.ops.dispatch import is_autocasting
 from maxsep.ops.sharded import Shard, sharded_cross_entropy, sharded_logits, sharded_topk
 
 __all__ = ["ClassParallelHead"]
@@ -126,7 +126,7 @@ class ClassParallelHead(Identified):
         """
         z = self._outputs(x)
         logits = self._own(sharded_logits(z, self.shard, self.radius, self.group))
-        logits = logits if _is_autocasting(z.device.type) else logits.to(z.dtype)
+        logits = logits if is_autocasting(z.device.type) else logits.to(z.dtype)
         return logits.view(*x.shape[:-1], self.num_classes)
 
     def topk(self, x: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
