@@ -13,7 +13,7 @@ from maxsep.checks import check_count, check_floating, check_last_dimension, che
 from maxsep.heads.base import Identified, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops.collectives import GatherSamples, Group, OwnSamples, Replicate, gathered
-from maxsep.ops.dispatch import is_autocasting
+from maxsep.ops.modes import is_autocasting
 from maxsep.ops.sharded import Shard, sharded_cross_entropy, sharded_logits, sharded_topk
 
 __all__ = ["ClassParallelHead"]
