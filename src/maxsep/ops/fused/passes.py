@@ -1,0 +1,170 @@
+"""The two passes over the classes: log-sum-exp first, gradients second."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from maxsep.ops.fused import torch_form
+from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes
+from maxsep.ops.fused.logits_side import separated, unseparated_
+from maxsep.ops.fused.products import add_product, product
+from maxsep.ops.fused.state import RowState
+
+
+class Stream:
+    """A layer, what follows it, and how its classes are gone through.
+
+    Args:
+        x: Features, (B, D).
+        weight: (C, D), or (C-1, D) where P follows.
+        offset: Added to the logits, (C,).
+        class_weight: Of the smoothing term, (C,).
+        target: Class indices, (B,).
+        radius: Factor of all logits.
+        side: "plain" without P, "weight" or "logits" for what P is applied to.
+        chunk: Classes at a time; 0 chooses from the memory.
+        form: "torch" or "triton".
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        offset: Tensor | None,
+        class_weight: Tensor | None,
+        radius: float,
+        side: str,
+        chunk: int,
+        form: str,
+    ) -> None:
+        self.x, self.weight, self.target, self.offset, self.class_weight = x, weight, target, offset, class_weight
+        self.radius, self.side, self.chunk, self.form = radius, side, chunk, form
+        self.steps = _steps(form)
+        self.wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        self.num_classes = len(weight) + (side != "plain")
+        self.grain = chunk if chunk and form == "torch" else GRAIN
+        # a plain weight is used as it lies unless it needs a factor or another precision
+        folds = side == "weight" or (side == "plain" and (radius != 1 or weight.dtype != x.dtype))
+        self.sizes = Sizes(self.num_classes, len(x), x.shape[1], x.element_size(), weight.element_size(), folds)
+
+    def forward(self, smoothing: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return nll, smooth, log-sum-exp, (B,) each, and the carries for the second pass."""
+        batch = len(self.x)
+        state = RowState.empty(batch, self.x.new_empty(0, dtype=self.wide), with_total=smoothing)
+        carries = self._block_carries()
+        along = []
+        carry = carries.new_zeros(batch)
+        chunks = self._chunks(free=self.num_classes * self.sizes.row)
+        scratch = Scratch(self.sizes, chunks, None, self.x)
+        for start, stop in chunks:
+            logits, room = scratch.take(start, stop)
+            self._products(start, stop, self._folded(start, stop, carries, room), logits)
+            if self.side == "logits":
+                along.append(carry)
+                logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
+            self.steps.accumulate(logits, *self._parts(start, stop), self.target, start, state)
+        lse = state.log_sum_exp()
+        smooth = torch.zeros_like(lse)
+        if state.total is not None:
+            smooth = lse * self._mean_weight() - state.total / self.num_classes
+        return lse - state.target, smooth, lse, torch.stack(along) if along else carries
+
+    def backward(
+        self, u: Tensor, v: Tensor | None, lse: Tensor, carries: Tensor, wants: tuple[bool, bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of x, weight and offset (empty where not wanted) for those of nll, u, and smooth, v."""
+        a = u if v is None else u + v * self._mean_weight()
+        factors = (lse, a, u, None if v is None else v / self.num_classes)
+        x, sizes = self.x, self.sizes
+        wants_x, wants_weight, wants_offset = wants
+        dx = torch.zeros(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
+        # with P there is one row more than in the weight, cut off at the end
+        dw = self.weight.new_empty(self.num_classes if wants_weight else 0, sizes.width)
+        columns = self.steps.column_sums(self.num_classes if wants_offset else 0, len(x), lse)
+        later = lse.new_zeros(len(x))
+        chunks = self._chunks(lender=dw if wants_weight else None)
+        scratch = Scratch(sizes, chunks, dw if wants_weight and self.form == "triton" else None, x)
+        for start, stop in chunks:
+            g, room = scratch.take(start, stop)
+            weight = self._folded(start, stop, carries, room)
+            self._products(start, stop, weight, g)
+            place = g
+            if self.side == "logits":
+                g, _ = separated(g, carries[start // self.grain], self.num_classes, self.radius, start)
+            sums = columns[:, start:stop] if wants_offset else None
+            self.steps.gradient_(g, *self._parts(start, stop), self.target, start, factors, sums)
+            if self.side == "logits":
+                g = place.copy_(unseparated_(g, later, self.num_classes, self.radius, start))
+            if wants_x:
+                add_product(dx, g[:, : len(weight)], weight)
+            if wants_weight:
+                product(g[:, : len(weight)].T, x, dw[start : start + len(weight)])
+        if wants_weight:
+            self._through_fold(dw)
+        return dx.to(x.dtype), dw[: len(self.weight)], columns.sum(0)
+
+    def _chunks(self, *, free: int = 0, lender: Tensor | None = None) -> list[tuple[int, int]]:
+        """Return the chunks of a pass: forward with `free` bytes, backward, last chunk first, with a lender or none."""
+        sizes, forward = self.sizes, free > 0
+        own = own_bytes(sizes)
+        most = most_bytes(sizes, self.x.device)
+        if self.chunk:
+            own = most = self.chunk * sizes.per_class
+        if lender is not None and self.form == "triton":
+            return borrowing_chunks(sizes, most, own, self.grain)
+        if self.form == "triton":
+            own = max(own, free)  # what the gradient will take is free in the first pass
+        chunks = equal_chunks(sizes, min(own, most), self.grain)
+        return chunks if forward else chunks[::-1]
+
+    def _block_carries(self) -> Tensor:
+        if self.side != "weight":
+            return self.x.new_empty(0, dtype=self.wide)
+        carries: Tensor = self.steps.block_carries(self.weight, self.radius, self.grain, self.wide)
+        return carries
+
+    def empty_carries(self) -> Tensor:
+        """Return a tensor of the shape that the carries have, for tracing."""
+        like = self.x.new_empty(0, dtype=self.wide)
+        if self.side == "weight":
+            return like.new_empty(-(-self.num_classes // self.grain), self.sizes.width)
+        return like.new_empty(len(self._chunks(free=1)), len(self.x)) if self.side == "logits" else like
+
+    def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
+        """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""
+        rows = self.weight[start:stop]
+        if self.side == "weight":
+            self.steps.fold(self.weight, carries, self.radius, self.grain, start, stop, room)
+            return room
+        if not self.sizes.folds:
+            return rows if rows.dtype == self.x.dtype else rows.to(self.x.dtype)
+        return torch.mul(rows, self.radius, out=room)
+
+    def _products(self, start: int, stop: int, weight: Tensor, out: Tensor) -> None:
+        if len(weight) < stop - start:
+            out[:, -1] = 0
+        torch.mm(self.x, weight.T, out=out[:, : len(weight)])
+
+    def _parts(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+        return tuple(t if t is None else t[start:stop] for t in (self.offset, self.class_weight))  # type: ignore
+
+    def _mean_weight(self) -> Tensor | float:
+        return 1.0 if self.class_weight is None else self.class_weight.sum() / self.num_classes
+
+    def _through_fold(self, gradient: Tensor) -> None:
+        if self.side == "weight":
+            self.steps.adjoint_(gradient, self.radius, self.wide)
+        elif self.side == "plain" and self.radius != 1:
+            gradient.mul_(self.radius)
+
+
+def _steps(form: str) -> ModuleType:
+    if form == "torch":
+        return torch_form
+    from maxsep.ops.fused import triton_form
+
+    return triton_form
