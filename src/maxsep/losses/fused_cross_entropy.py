@@ -194,12 +194,12 @@ def _check(layer: _Layer, x: Any, target: Any, reduction: Any, ignore_index: Any
 def _class_vector(name: str, vector: Any, num_classes: int, x: Tensor) -> Tensor | None:
     if vector is None:
         return None
-    check_floating(vector, name)
-    if vector.shape != (num_classes,):
+    numbers = check_floating(vector, name)
+    if numbers.shape != (num_classes,):
         raise ValueError(
-            f"{name} must be ({num_classes},), one number for every class, got shape {tuple(vector.shape)}. "
+            f"{name} must be ({num_classes},), one number for every class, got shape {tuple(numbers.shape)}. "
             "Build it for the head's number of classes."
         )
-    if vector.device != x.device:
-        raise ValueError(f"{name} must be on the device of x, {x.device}, got {vector.device}. Move it with .to().")
-    return vector
+    if numbers.device != x.device:
+        raise ValueError(f"{name} must be on the device of x, {x.device}, got {numbers.device}. Move it with .to().")
+    return numbers

@@ -4,6 +4,9 @@ The coefficients of P follow from the row number, n = k - i: factor = radius sqr
 r = s/n, in float32, which counts exactly to 2^24 and beyond it errs in n/(n+1) by less than its rounding.
 """
 
+# ruff: noqa: ANN001, ANN201, ANN202 (a kernel's arguments are pointers and numbers of the compiler's own types)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 import triton
@@ -11,14 +14,14 @@ import triton.language as tl
 
 
 @triton.jit
-def _coefficients(row, k, factor):  # type: ignore[no-untyped-def]
+def _coefficients(row, k, factor):
     n = tl.maximum(k - row, 0).to(tl.float32)
     s = factor * tl.sqrt(n / (n + 1))
     return s, s / tl.maximum(n, 1.0)
 
 
 @triton.jit
-def block_sums(source, sums, rows, width, k, factor, WEIGHTED: tl.constexpr, GRAIN: tl.constexpr, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+def block_sums(source, sums, rows, width, k, factor, WEIGHTED: tl.constexpr, GRAIN: tl.constexpr, COLS: tl.constexpr):
     """Sum GRAIN rows at a time, times r if weighted: sums[b] = sum_{i in block b} (r_i) source_i."""
     block = tl.program_id(0)
     row = block * GRAIN + tl.arange(0, GRAIN)
@@ -32,7 +35,7 @@ def block_sums(source, sums, rows, width, k, factor, WEIGHTED: tl.constexpr, GRA
 
 
 @triton.jit
-def scan_blocks(sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
+def scan_blocks(sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Replace each block's sum by the sum of all blocks before it, or after it if reversed."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     carry = tl.zeros([COLS], tl.float32)
@@ -49,8 +52,8 @@ def scan_blocks(sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, 
 
 
 @triton.jit
-def fold_rows(weight, carries, out, start, stop, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop)."""
+def fold_rows(weight, carries, out, start, stop, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):
+    """Write W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop)."""
     row = start + tl.program_id(0) * GRAIN + tl.arange(0, GRAIN)
     block = (start // GRAIN + tl.program_id(0)).to(tl.int64)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -66,8 +69,8 @@ def fold_rows(weight, carries, out, start, stop, rows, width, k, factor, GRAIN: 
 
 
 @triton.jit
-def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """dW_i = s_i dW'_i - r_i (carry + sum_{j>i in block} dW'_j), in place."""
+def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):
+    """Write dW_i = s_i dW'_i - r_i (carry + sum_{j>i in block} dW'_j), in place."""
     block = tl.program_id(0)
     row = block * GRAIN + tl.arange(0, GRAIN)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -81,14 +84,14 @@ def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr,
 
 
 @triton.jit
-def accumulate_rows(  # type: ignore[no-untyped-def]
+def accumulate_rows(
     logits, offset, weight, target, most, sums, target_logit, total, start, size,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Online log-sum-exp of one row of a chunk, its target logit if it is here, and its (weighted) sum."""
     row = tl.program_id(0).to(tl.int64)
     m = tl.load(most + row)
-    l = tl.load(sums + row)
+    mass = tl.load(sums + row)
     index = tl.load(target + row) - start
     summed = 0.0
     for first in range(0, size, SIZE):
@@ -98,7 +101,7 @@ def accumulate_rows(  # type: ignore[no-untyped-def]
             z += tl.load(offset + col, mask=col < size, other=0.0)
         new = tl.maximum(m, tl.max(z, 0))
         reference = tl.where(new == -float("inf"), 0.0, new)
-        l = l * tl.exp(m - reference) + tl.sum(tl.exp(z - reference), 0)
+        mass = mass * tl.exp(m - reference) + tl.sum(tl.exp(z - reference), 0)
         m = new
         if TOTAL:
             counted = tl.where(col < size, z, 0.0)
@@ -106,7 +109,7 @@ def accumulate_rows(  # type: ignore[no-untyped-def]
                 counted *= tl.load(weight + col, mask=col < size, other=0.0)
             summed += tl.sum(counted, 0)
     tl.store(most + row, m)
-    tl.store(sums + row, l)
+    tl.store(sums + row, mass)
     if TOTAL:
         tl.store(total + row, tl.load(total + row) + summed)
     if (index >= 0) & (index < size):
@@ -117,12 +120,12 @@ def accumulate_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def gradient_rows(  # type: ignore[no-untyped-def]
+def gradient_rows(
     logits, offset, weight, target, lse, a, u, v, columns, start, size, batch, columns_stride,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
     TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """g = a exp(z - lse) - u [j = y] - v w_j in place of z, and, if wanted, the sums of g over this program's rows."""
+    """Write g = a exp(z - lse) - u [j = y] - v w_j in place of z, and the sums of g over this program's rows."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside = col < size
     shift = tl.zeros([COLS], tl.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class Stream:
         chunk: int,
         form: str,
     ) -> None:
+        if form == "triton":  # the kernels know no strides
+            weight, target, offset, class_weight = _contiguous(weight, target, offset, class_weight)
         self.x, self.weight, self.target, self.offset, self.class_weight = x, weight, target, offset, class_weight
         self.radius, self.side, self.chunk, self.form = radius, side, chunk, form
         self.steps = _steps(form)
@@ -77,6 +80,7 @@ class Stream:
         self, u: Tensor, v: Tensor | None, lse: Tensor, carries: Tensor, wants: tuple[bool, bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of x, weight and offset (empty where not wanted) for those of nll, u, and smooth, v."""
+        u, v = _contiguous(u, v)
         a = u if v is None else u + v * self._mean_weight()
         factors = (lse, a, u, None if v is None else v / self.num_classes)
         x, sizes = self.x, self.sizes
@@ -88,13 +92,13 @@ class Stream:
         later = lse.new_zeros(len(x))
         chunks = self._chunks(lender=dw if wants_weight else None)
         scratch = Scratch(sizes, chunks, dw if wants_weight and self.form == "triton" else None, x)
-        for start, stop in chunks:
+        for turn, (start, stop) in enumerate(chunks):
             g, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
             self._products(start, stop, weight, g)
             place = g
             if self.side == "logits":
-                g, _ = separated(g, carries[start // self.grain], self.num_classes, self.radius, start)
+                g, _ = separated(g, carries[-1 - turn], self.num_classes, self.radius, start)
             sums = columns[:, start:stop] if wants_offset else None
             self.steps.gradient_(g, *self._parts(start, stop), self.target, start, factors, sums)
             if self.side == "logits":
@@ -160,6 +164,10 @@ class Stream:
             self.steps.adjoint_(gradient, self.radius, self.wide)
         elif self.side == "plain" and self.radius != 1:
             gradient.mul_(self.radius)
+
+
+def _contiguous(*tensors: Any) -> tuple[Any, ...]:
+    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
 def _steps(form: str) -> ModuleType:

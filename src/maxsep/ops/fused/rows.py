@@ -73,8 +73,8 @@ _BACKWARD = f"({_LAYER}int chunk, str form, Tensor u, Tensor? v, Tensor lse, Ten
 
 
 @torch.library.custom_op("maxsep::row_losses", mutates_args=(), schema=_SCHEMA)
-def _forward(*layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *layer, smoothing = layer
+def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *layer, smoothing = given
     with torch.autocast(layer[0].device.type, enabled=False):
         return Stream(*layer).forward(smoothing)
 
@@ -89,8 +89,8 @@ def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_forward.register_fake
-def _(*layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *layer, _smoothing = layer
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *layer, _smoothing = given
     stream = Stream(*layer)
     rows = stream.x.new_empty(len(stream.x), dtype=stream.wide)
     return rows, torch.empty_like(rows), torch.empty_like(rows), stream.empty_carries()

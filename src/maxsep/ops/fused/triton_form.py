@@ -19,8 +19,7 @@ ROW_GROUPS = 8
 def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) -> Tensor:
     """Return sum_{i < b grain} r_i W_i for every block b of classes, (blocks, width)."""
     assert wide == torch.float32
-    weight = weight.contiguous()
-    rows, width = weight.shape
+    rows = len(weight)
     return _scanned(weight, rows + 1, rows, _factor(rows + 1, radius), grain, weighted=True)
 
 
@@ -30,7 +29,7 @@ def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int,
     grid = (triton.cdiv(stop - start, grain), triton.cdiv(width, COLS))
     factor = _factor(rows + 1, radius)
     kernels.fold_rows[grid](
-        weight.contiguous(), carries, out, start, stop, rows, width, rows, factor, GRAIN=grain, COLS=COLS, num_warps=8
+        weight, carries, out, start, stop, rows, width, rows, factor, GRAIN=grain, COLS=COLS, num_warps=8
     )
 
 
