@@ -39,6 +39,10 @@ def derivatives(form, num_classes, batch, width, separate=True, full=True, chunk
         (700, 40, 5, True, True, 256),
         (700, 9, 5, False, True, 512),
         (270, 130, 70, True, True, 256),
+        (2, 5, 4, True, True, None),  # from here on the product is part of the kernel
+        (300, 20, 8, True, False, None),
+        (603, 140, 68, True, True, 256),
+        (603, 40, 8, False, True, 512),
     ],
 )
 def test_kernels(num_classes, batch, width, separate, full, chunk):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 GRAIN = 256
 """Classes in a block of the running sum; chunks start at its multiples, which also suits matrix units."""
-CHUNK_BYTES = {"cuda": 32 << 20, "cpu": 4 << 20}
-"""Logits of a chunk, at most: about what stays in a processor's cache between two passes."""
+CHUNK_BYTES = {"cuda": 128 << 20, "cpu": 4 << 20}
+"""Scratch of a chunk, at most: on a CPU what stays in its cache, on a GPU what hides the launch of a kernel."""
 OWN_SHARE, OWN_LEAST = 0.0125, 1 << 20
 """Scratch beside the weight and its gradient: a part of both together, and bytes that are never too many."""
 
@@ -28,6 +28,9 @@ class Sizes:
     """Bytes of a number in the weight and its gradient."""
     folds: bool
     """Whether a chunk of the composed weight is needed beside the logits."""
+
+    pad: int = 1
+    """Classes that a row of logits is a multiple of."""
 
     @property
     def per_class(self) -> int:
@@ -49,14 +52,13 @@ def own_bytes(sizes: Sizes) -> int:
     return max(OWN_LEAST, int(OWN_SHARE * 2 * sizes.num_classes * sizes.row))
 
 
-def most_bytes(sizes: Sizes, device: torch.device) -> int:
+def most_bytes(device: torch.device) -> int:
     """Return the scratch of the largest chunk that is worth while on a device.
 
-    >>> most_bytes(Sizes(1_000_000, 4096, 512, 2, 2, False), torch.device("cuda"))
-    33554432
+    >>> most_bytes(torch.device("cpu"))
+    4194304
     """
-    logits = CHUNK_BYTES["cuda" if device.type == "cuda" else "cpu"]
-    return logits // (sizes.item * sizes.batch) * sizes.per_class
+    return CHUNK_BYTES["cuda" if device.type == "cuda" else "cpu"]
 
 
 def equal_chunks(sizes: Sizes, most_bytes: int, grain: int) -> list[tuple[int, int]]:
@@ -65,7 +67,7 @@ def equal_chunks(sizes: Sizes, most_bytes: int, grain: int) -> list[tuple[int, i
     >>> equal_chunks(Sizes(10, 1, 1, 4, 4, False), 16, 2)
     [(0, 4), (4, 8), (8, 10)]
     """
-    size = _whole(most_bytes // max(1, sizes.per_class), grain)
+    size = _whole(most_bytes // sizes.per_class, grain) if sizes.per_class else sizes.num_classes
     return [(start, min(start + size, sizes.num_classes)) for start in range(0, sizes.num_classes, size)]
 
 
@@ -81,8 +83,9 @@ def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) 
     chunks = []
     stop = sizes.num_classes
     while stop:
-        # scratch of c classes within the stop - c rows below: c * per_class <= (stop - c) * row
-        borrowed = stop * sizes.row // (sizes.per_class + sizes.row)
+        # scratch of c classes within the stop - c rows below: c * per_class <= (stop - c) * row, but for the padding
+        below = stop * sizes.row - sizes.item * sizes.batch * (sizes.pad - 1)
+        borrowed = max(0, below) // (sizes.per_class + sizes.row)
         size = min(max(borrowed, own_bytes // sizes.per_class), max(1, most_bytes // sizes.per_class))
         start = max(0, -(-(stop - size) // grain) * grain)
         if start >= stop:
@@ -106,11 +109,13 @@ class Scratch:
         rows, sizes = stop - start, self._sizes
         lender = self._lender if self._lender is not None and self._fits(start, stop) else self._own
         room = lender[: self._bytes(rows)].view(self._dtype)
-        logits, rest = room[: sizes.batch * rows], room[sizes.batch * rows :]
-        return logits.view(sizes.batch, rows), rest.view(rows, sizes.width) if sizes.folds else rest.view(0, 0)
+        padded = -(-rows // sizes.pad) * sizes.pad
+        logits = room[: sizes.batch * padded].view(sizes.batch, padded)[:, :rows]
+        return logits, room[sizes.batch * padded :].view(rows, sizes.width) if sizes.folds else room[:0].view(0, 0)
 
     def _bytes(self, rows: int) -> int:
-        return rows * self._sizes.per_class
+        padded = -(-rows // self._sizes.pad) * self._sizes.pad
+        return self._sizes.item * (self._sizes.batch * padded + (rows * self._sizes.width if self._sizes.folds else 0))
 
     def _fits(self, start: int, stop: int) -> bool:
         return self._lender is not None and self._bytes(stop - start) <= start * self._sizes.row

@@ -85,7 +85,7 @@ def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr,
 
 @triton.jit
 def accumulate_rows(
-    logits, offset, weight, target, most, sums, target_logit, total, start, size,
+    logits, offset, weight, target, most, sums, target_logit, total, start, size, stride,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Online log-sum-exp of one row of a chunk, its target logit if it is here, and its (weighted) sum."""
@@ -96,7 +96,7 @@ def accumulate_rows(
     summed = 0.0
     for first in range(0, size, SIZE):
         col = first + tl.arange(0, SIZE)
-        z = tl.load(logits + row * size + col, mask=col < size, other=-float("inf")).to(tl.float32)
+        z = tl.load(logits + row * stride + col, mask=col < size, other=-float("inf")).to(tl.float32)
         if OFFSET:
             z += tl.load(offset + col, mask=col < size, other=0.0)
         new = tl.maximum(m, tl.max(z, 0))
@@ -113,7 +113,7 @@ def accumulate_rows(
     if TOTAL:
         tl.store(total + row, tl.load(total + row) + summed)
     if (index >= 0) & (index < size):
-        z = tl.load(logits + row * size + index).to(tl.float32)
+        z = tl.load(logits + row * stride + index).to(tl.float32)
         if OFFSET:
             z += tl.load(offset + index)
         tl.store(target_logit + row, z)
@@ -121,7 +121,7 @@ def accumulate_rows(
 
 @triton.jit
 def gradient_rows(
-    logits, offset, weight, target, lse, a, u, v, columns, start, size, batch, columns_stride,
+    logits, offset, weight, target, lse, a, u, v, partial, start, size, batch, stride,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
     TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +139,7 @@ def gradient_rows(
         row = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
         there = row < batch
         keep = there[:, None] & inside[None, :]
-        place = logits + row.to(tl.int64)[:, None] * size + col[None, :]
+        place = logits + row.to(tl.int64)[:, None] * stride + col[None, :]
         z = tl.load(place, mask=keep, other=0.0).to(tl.float32)
         if OFFSET:
             z += shift[None, :]
@@ -153,4 +153,4 @@ def gradient_rows(
         if COLUMNS:
             summed += tl.sum(tl.where(keep, g, 0.0), 0)
     if COLUMNS:
-        tl.store(columns + tl.program_id(1).to(tl.int64) * columns_stride + col, summed, mask=inside)
+        tl.store(partial + tl.program_id(1).to(tl.int64) * size + col, summed, mask=inside)

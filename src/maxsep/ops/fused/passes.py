@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -43,7 +45,7 @@ class Stream:
         form: str,
     ) -> None:
         if form == "triton":  # the kernels know no strides
-            weight, target, offset, class_weight = _contiguous(weight, target, offset, class_weight)
+            x, weight, target, offset, class_weight = _contiguous(x, weight, target, offset, class_weight)
         self.x, self.weight, self.target, self.offset, self.class_weight = x, weight, target, offset, class_weight
         self.radius, self.side, self.chunk, self.form = radius, side, chunk, form
         self.steps = _steps(form)
@@ -52,29 +54,43 @@ class Stream:
         self.grain = chunk if chunk and form == "torch" else GRAIN
         # a plain weight is used as it lies unless it needs a factor or another precision
         folds = side == "weight" or (side == "plain" and (radius != 1 or weight.dtype != x.dtype))
-        self.sizes = Sizes(self.num_classes, len(x), x.shape[1], x.element_size(), weight.element_size(), folds)
+        items = x.element_size(), weight.element_size()
+        self.sizes = Sizes(self.num_classes, len(x), x.shape[1], *items, folds, self.steps.PAD)
+
+    @functools.cached_property
+    def joins(self) -> bool:
+        """Whether a product and what follows it are one step."""
+        joins: bool = self.steps.joins(self.x, self.weight)
+        return joins
 
     def forward(self, smoothing: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return nll, smooth, log-sum-exp, (B,) each, and the carries for the second pass."""
-        batch = len(self.x)
-        state = RowState.empty(batch, self.x.new_empty(0, dtype=self.wide), with_total=smoothing)
+        batch, like = len(self.x), self.x.new_empty(0, dtype=self.wide)
+        state = RowState.empty(self.steps.parts(self.x) if self.joins else 1, batch, like, with_total=smoothing)
         carries = self._block_carries()
         along = []
-        carry = carries.new_zeros(batch)
-        chunks = self._chunks(free=self.num_classes * self.sizes.row)
-        scratch = Scratch(self.sizes, chunks, None, self.x)
+        carry = like.new_zeros(batch)
+        # a product that ends in the log-sum-exp writes no logits
+        sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
+        chunks = self._chunks(sizes)
+        scratch = Scratch(sizes, chunks, None, self.x)
         for start, stop in chunks:
             logits, room = scratch.take(start, stop)
-            self._products(start, stop, self._folded(start, stop, carries, room), logits)
+            weight = self._folded(start, stop, carries, room)
+            rest = (*self._parts(start, stop), self.target, start, state)
+            if self.joins:
+                self.steps.accumulate_product(self.x, weight, *rest)
+                continue
+            self._products(weight, logits)
             if self.side == "logits":
                 along.append(carry)
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
-            self.steps.accumulate(logits, *self._parts(start, stop), self.target, start, state)
-        lse = state.log_sum_exp()
+            self.steps.accumulate(logits, *rest)
+        lse, target_logit, total = state.merged()
         smooth = torch.zeros_like(lse)
-        if state.total is not None:
-            smooth = lse * self._mean_weight() - state.total / self.num_classes
-        return lse - state.target, smooth, lse, torch.stack(along) if along else carries
+        if total is not None:
+            smooth = lse * self._mean_weight() - total / self.num_classes
+        return lse - target_logit, smooth, lse, torch.stack(along) if along else carries
 
     def backward(
         self, u: Tensor, v: Tensor | None, lse: Tensor, carries: Tensor, wants: tuple[bool, bool, bool]
@@ -88,42 +104,45 @@ class Stream:
         dx = torch.zeros(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
         # with P there is one row more than in the weight, cut off at the end
         dw = self.weight.new_empty(self.num_classes if wants_weight else 0, sizes.width)
-        columns = self.steps.column_sums(self.num_classes if wants_offset else 0, len(x), lse)
+        columns = lse.new_empty(self.num_classes if wants_offset else 0)
         later = lse.new_zeros(len(x))
-        chunks = self._chunks(lender=dw if wants_weight else None)
-        scratch = Scratch(sizes, chunks, dw if wants_weight and self.form == "triton" else None, x)
+        lender = dw if wants_weight and self.form == "triton" else None
+        chunks = self._chunks(sizes, last_first=True, borrows=lender is not None)
+        scratch = Scratch(sizes, chunks, lender, x)
         for turn, (start, stop) in enumerate(chunks):
             g, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
-            self._products(start, stop, weight, g)
-            place = g
-            if self.side == "logits":
-                g, _ = separated(g, carries[-1 - turn], self.num_classes, self.radius, start)
-            sums = columns[:, start:stop] if wants_offset else None
-            self.steps.gradient_(g, *self._parts(start, stop), self.target, start, factors, sums)
-            if self.side == "logits":
-                g = place.copy_(unseparated_(g, later, self.num_classes, self.radius, start))
+            sums = columns[start:stop] if wants_offset else None
+            rest = (*self._parts(start, stop), self.target, start, factors, sums)
+            if self.joins:
+                self.steps.gradient_product(x, weight, g, *rest)
+            elif self.side == "logits":
+                self._products(weight, g)
+                z, _ = separated(g, carries[-1 - turn], self.num_classes, self.radius, start)
+                self.steps.gradient_(z, *rest)
+                g.copy_(unseparated_(z, later, self.num_classes, self.radius, start))
+            else:
+                self._products(weight, g)
+                self.steps.gradient_(g, *rest)
             if wants_x:
                 add_product(dx, g[:, : len(weight)], weight)
             if wants_weight:
                 product(g[:, : len(weight)].T, x, dw[start : start + len(weight)])
+        del scratch
         if wants_weight:
             self._through_fold(dw)
-        return dx.to(x.dtype), dw[: len(self.weight)], columns.sum(0)
+        return dx.to(x.dtype), dw[: len(self.weight)], columns
 
-    def _chunks(self, *, free: int = 0, lender: Tensor | None = None) -> list[tuple[int, int]]:
-        """Return the chunks of a pass: forward with `free` bytes, backward, last chunk first, with a lender or none."""
-        sizes, forward = self.sizes, free > 0
-        own = own_bytes(sizes)
-        most = most_bytes(sizes, self.x.device)
+    def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> list[tuple[int, int]]:
+        own, most = own_bytes(sizes), most_bytes(self.x.device)
         if self.chunk:
             own = most = self.chunk * sizes.per_class
-        if lender is not None and self.form == "triton":
+        if borrows:
             return borrowing_chunks(sizes, most, own, self.grain)
-        if self.form == "triton":
-            own = max(own, free)  # what the gradient will take is free in the first pass
+        if self.form == "triton" and not last_first:
+            own = max(own, sizes.num_classes * sizes.row)  # what the gradient will take is free in the first pass
         chunks = equal_chunks(sizes, min(own, most), self.grain)
-        return chunks if forward else chunks[::-1]
+        return chunks[::-1] if last_first else chunks
 
     def _block_carries(self) -> Tensor:
         if self.side != "weight":
@@ -136,7 +155,7 @@ class Stream:
         like = self.x.new_empty(0, dtype=self.wide)
         if self.side == "weight":
             return like.new_empty(-(-self.num_classes // self.grain), self.sizes.width)
-        return like.new_empty(len(self._chunks(free=1)), len(self.x)) if self.side == "logits" else like
+        return like.new_empty(len(self._chunks(self.sizes)), len(self.x)) if self.side == "logits" else like
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
         """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""
@@ -148,13 +167,14 @@ class Stream:
             return rows if rows.dtype == self.x.dtype else rows.to(self.x.dtype)
         return torch.mul(rows, self.radius, out=room)
 
-    def _products(self, start: int, stop: int, weight: Tensor, out: Tensor) -> None:
-        if len(weight) < stop - start:
+    def _products(self, weight: Tensor, out: Tensor) -> None:
+        if len(weight) < out.shape[1]:  # the last class has no row of its own
             out[:, -1] = 0
         torch.mm(self.x, weight.T, out=out[:, : len(weight)])
 
     def _parts(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
-        return tuple(t if t is None else t[start:stop] for t in (self.offset, self.class_weight))  # type: ignore
+        offset, weight = (None if t is None else t[start:stop] for t in (self.offset, self.class_weight))
+        return offset, weight
 
     def _mean_weight(self) -> Tensor | float:
         return 1.0 if self.class_weight is None else self.class_weight.sum() / self.num_classes

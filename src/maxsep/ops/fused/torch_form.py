@@ -20,8 +20,19 @@ from torch import Tensor
 
 from maxsep.ops.fused.state import RowState
 
-PIECE = 1 << 18
+PIECE = 1 << 17
 """Numbers at a time in steps that need copies in full precision."""
+PAD = 1
+
+
+def joins(x: Tensor, weight: Tensor) -> bool:
+    """Say that products are a step of their own here."""
+    return False
+
+
+def parts(x: Tensor) -> int:
+    """Return 1: the classes are gone through one after the other."""
+    return 1
 
 
 def slice_of_coefficients(
@@ -92,20 +103,15 @@ def accumulate(
     """Take a chunk of logits, (B, c), into the running maximum, sum of exponentials, target logit and sum."""
     z = _shifted(logits, offset, state.most.dtype)
     index, inside = _within(target, start, z.shape[1])
-    state.target.copy_(torch.where(inside[:, 0], z.gather(1, index)[:, 0], state.target))
+    state.target += torch.where(inside, z.gather(1, index), 0)[:, 0]
     if state.total is not None:
         state.total += z.sum(1) if weight is None else z @ weight
-    most = torch.maximum(state.most, z.amax(1))
+    most = torch.maximum(state.most[0], z.amax(1))
     # the difference of two infinities is none: with every logit at -inf, any finite reference will do
     reference = torch.where(most.isinf() & (most < 0), 0, most)
     state.sum.mul_((state.most - reference).exp_())
     state.sum += z.sub_(reference[:, None]).exp_().sum(1)
     state.most.copy_(most)
-
-
-def column_sums(num_classes: int, batch: int, like: Tensor) -> Tensor:
-    """Return room for the sums of the gradient over samples, (1, num_classes)."""
-    return like.new_empty(1, num_classes)
 
 
 def gradient_(
@@ -126,7 +132,7 @@ def gradient_(
     if v is not None:
         z.sub_(v[:, None]) if weight is None else z.addr_(v, weight, alpha=-1)
     if columns is not None:
-        torch.sum(z, 0, out=columns[0])
+        torch.sum(z, 0, out=columns)
     return z if z.data_ptr() == logits.data_ptr() else logits.copy_(z)
 
 
