@@ -67,6 +67,20 @@ def losses():
     }
 
 
+def use(forward_tile=None, backward_tile=None, chunk_mb=None):
+    """Take other tiles (rows, columns, inner, [flattened,] warps, stages) and chunks than the package's own."""
+    from maxsep.ops.fused import chunks, triton_form
+
+    names = ("ROWS", "COLS", "INNER", "num_warps", "num_stages")
+    if forward_tile:
+        triton_form.FORWARD_TILE = dict(zip(names, map(int, forward_tile.split(",")), strict=True))
+    if backward_tile:
+        *size, flat, warps, stages = map(int, backward_tile.split(","))
+        triton_form.BACKWARD_TILE = dict(zip(names, (*size, warps, stages), strict=True)) | {"FLAT": bool(flat)}
+    if chunk_mb:
+        chunks.CHUNK_BYTES["cuda"] = chunk_mb << 20
+
+
 def problem(name, num_classes, batch=BATCH, width=WIDTH, dtype=torch.bfloat16):
     torch.manual_seed(0)
     if name.startswith("maxsep"):
@@ -212,12 +226,16 @@ def main():
     parser.add_argument("--packages", type=Path, help="folder with liger_kernel and cut_cross_entropy")
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--forward-tile", help="rows,columns,inner,warps,stages")
+    parser.add_argument("--backward-tile", help="rows,columns,inner,flattened,warps,stages")
+    parser.add_argument("--chunk-mb", type=int)
     parser.add_argument("--out", type=Path, default=Path("results/fused_gpu.json"))
     arguments = parser.parse_args()
+    use(arguments.forward_tile, arguments.backward_tile, arguments.chunk_mb)
     if arguments.packages:
         sys.path.insert(0, str(arguments.packages))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    about = {"command": "python benchmarks/fused_gpu.py", "date": time.strftime("%Y-%m-%d"), "commit": commit}
+    about = {"command": f"python {' '.join(sys.argv)}", "date": time.strftime("%Y-%m-%d"), "commit": commit}
     about |= {"versions": versions() | {name: version(name) for name in ("liger-kernel", "cut-cross-entropy")}}
     about |= {"hardware": hardware(torch.device("cuda"), 1), "batch": BATCH, "width": WIDTH, "dtype": "bfloat16"}
     rows, report = losses(), {"about": about, "errors_against_float64": {}, "results": {}, "verdicts": {}}

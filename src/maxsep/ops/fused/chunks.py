@@ -10,9 +10,12 @@ from torch import Tensor
 GRAIN = 256
 """Classes in a block of the running sum; chunks start at its multiples, which also suits matrix units."""
 CHUNK_BYTES = {"cuda": 128 << 20, "cpu": 4 << 20}
-"""Scratch of a chunk, at most: on a CPU what stays in its cache, on a GPU what hides the launch of a kernel."""
-OWN_SHARE, OWN_LEAST = 0.0125, 1 << 20
-"""Scratch beside the weight and its gradient: a part of both together, and bytes that are never too many."""
+"""Scratch of a chunk, at most: on a CPU what stays in its cache, on a GPU what hides the launch of a kernel (not yet
+measured there: benchmarks/fused_tune.py does it)."""
+OWN_SHARE = {"triton": 0.025, "torch": 0.0125}
+"""Scratch beside the weight and its gradient, as a part of both together; what is not in place needs copies."""
+OWN_LEAST = {"cuda": 4 << 20, "cpu": 1 << 18}
+"""Bytes of scratch that are never too many."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ class Sizes:
         return self.width * self.weight_item
 
 
-def own_bytes(sizes: Sizes) -> int:
+def own_bytes(sizes: Sizes, device: torch.device, form: str) -> int:
     """Return how much scratch may be taken beside the weight and its gradient.
 
-    >>> own_bytes(Sizes(1_000_000, 4096, 512, 2, 2, True))
-    25600000
+    >>> own_bytes(Sizes(1_000_000, 4096, 512, 2, 2, True), torch.device("cuda"), "triton")
+    51200000
     """
-    return max(OWN_LEAST, int(OWN_SHARE * 2 * sizes.num_classes * sizes.row))
+    return max(_of(OWN_LEAST, device), int(OWN_SHARE[form] * 2 * sizes.num_classes * sizes.row))
 
 
 def most_bytes(device: torch.device) -> int:
@@ -58,7 +61,7 @@ def most_bytes(device: torch.device) -> int:
     >>> most_bytes(torch.device("cpu"))
     4194304
     """
-    return CHUNK_BYTES["cuda" if device.type == "cuda" else "cpu"]
+    return _of(CHUNK_BYTES, device)
 
 
 def equal_chunks(sizes: Sizes, most_bytes: int, grain: int) -> list[tuple[int, int]]:
@@ -119,6 +122,10 @@ class Scratch:
 
     def _fits(self, start: int, stop: int) -> bool:
         return self._lender is not None and self._bytes(stop - start) <= start * self._sizes.row
+
+
+def _of(table: dict[str, int], device: torch.device) -> int:
+    return table["cuda" if device.type == "cuda" else "cpu"]
 
 
 def _whole(size: int, grain: int) -> int:

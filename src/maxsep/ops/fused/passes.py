@@ -134,13 +134,15 @@ class Stream:
         return dx.to(x.dtype), dw[: len(self.weight)], columns
 
     def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> list[tuple[int, int]]:
-        own, most = own_bytes(sizes), most_bytes(self.x.device)
+        own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
         if self.chunk:
             own = most = self.chunk * sizes.per_class
-        if borrows:
+        elif borrows:
             return borrowing_chunks(sizes, most, own, self.grain)
-        if self.form == "triton" and not last_first:
+        elif self.form == "triton" and not last_first:
             own = max(own, sizes.num_classes * sizes.row)  # what the gradient will take is free in the first pass
+        elif self.side == "logits":
+            own //= 3  # running sums are copies
         chunks = equal_chunks(sizes, min(own, most), self.grain)
         return chunks[::-1] if last_first else chunks
 

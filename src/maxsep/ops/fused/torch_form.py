@@ -20,8 +20,6 @@ from torch import Tensor
 
 from maxsep.ops.fused.state import RowState
 
-PIECE = 1 << 17
-"""Numbers at a time in steps that need copies in full precision."""
 PAD = 1
 
 
@@ -55,7 +53,7 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
     rows, width = weight.shape
     blocks = -(-(rows + 1) // grain)
     carries = torch.zeros(blocks + 1, width, dtype=wide, device=weight.device)
-    step = max(1, PIECE // (grain * max(1, width))) * grain
+    step = max(1, _rows_at_a_time(weight) // grain) * grain
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         _, r = slice_of_coefficients(rows + 1, radius, start, stop, carries)
@@ -84,7 +82,7 @@ def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
     """Replace the rows of dW' (C, width) by those of dW, of which the last means nothing."""
     rows, width = gradient.shape
     later = torch.zeros(width, dtype=wide, device=gradient.device)
-    step = max(1, PIECE // max(1, width))
+    step = _rows_at_a_time(gradient)
     for stop in range(rows, 0, -step):
         start = max(0, stop - step)
         s, r = slice_of_coefficients(rows, radius, start, stop, later)
@@ -134,6 +132,11 @@ def gradient_(
     if columns is not None:
         torch.sum(z, 0, out=columns)
     return z if z.data_ptr() == logits.data_ptr() else logits.copy_(z)
+
+
+def _rows_at_a_time(weight: Tensor) -> int:
+    """Return how many rows to copy at once: a small part of the weight, but enough to be worth a call."""
+    return max(1, max(1 << 15, weight.numel() >> 8) // weight.shape[1])
 
 
 def _shifted(logits: Tensor, offset: Tensor | None, wide: torch.dtype) -> Tensor:

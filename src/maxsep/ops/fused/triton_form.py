@@ -18,7 +18,8 @@ PAD = 8
 """Rows of logits start at multiples of 16 bytes, as the copy engine of a GPU wants it."""
 FORWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
 BACKWARD_TILE = {"ROWS": 128, "COLS": 256, "INNER": 64, "FLAT": True, "num_warps": 8, "num_stages": 3}
-"""Measured on an H200 by benchmarks/fused_gpu.py: the fastest of a handful."""
+"""For an H200: the forward tile was the fastest of seven there; the backward one has not been measured in this form
+(benchmarks/fused_tune.py does it)."""
 COLS = 64
 ROW_GROUPS = 32
 """Partial sums of the gradient over samples, at most."""
