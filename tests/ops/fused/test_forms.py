@@ -70,3 +70,23 @@ def test_torch_registers_it_well():
         torch.library.opcheck(
             torch.ops.maxsep.row_losses.default, (x, weight, target, offset, None, 0.5, side, 4, "torch", True)
         )
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("width", [8, 6], ids=["in the product", "by rows"])
+def test_chunks_whose_logits_lie_in_the_gradient(width, monkeypatch):
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
+    taken = []
+    monkeypatch.setattr(chunks.Scratch, "_fits", spied(chunks.Scratch._fits, taken))
+    size = (2_101, 16, width, True, True)
+    for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+    assert set(taken) == {True, False}  # some chunks borrow, the last ones have scratch of their own
+
+
+def spied(function, results):
+    def call(*arguments):
+        results.append(function(*arguments))
+        return results[-1]
+
+    return call
