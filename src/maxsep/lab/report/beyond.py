@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from maxsep.lab.recipes import beyond, get, paper
 from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.recipes.recipe import canonical, validation_metric
-from maxsep.lab.report.comparison import Entry, Method, Setting
+from maxsep.lab.report.comparison import Entry, Method, Setting, dataset_label
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, percent, signed
 from maxsep.lab.spec import RunSpec
@@ -22,7 +22,8 @@ _TEXT = (
 _METRIC = validation_metric(beyond.SMALL.imbalance)
 _SEARCH_TEXT = (
     f"Candidates trained on {100 - 100 * beyond.HELD_OUT:g} % of every training class and judged on the rest, by the "
-    "mean accuracy of the classes; the test set was not read. A cell chooses once all its candidates have run.",
+    "mean accuracy of the classes; the test set was not read. Candidates are the plain head's rows; a cell chooses once "
+    "all of them have run. Heads are not chosen so: all of them are compared on the test set.",
 )
 
 
@@ -45,25 +46,48 @@ def beyond_section(settings: Sequence[Setting]) -> Section | None:
 
 
 def search_section(settings: Sequence[Setting]) -> Section | None:
-    """Tabulate what held-out data said about the candidates of `beyond_search`."""
-    found = {_identity(setting, method): entry for setting in settings for method, entry in setting.entries.items()}
+    """Tabulate what held-out data said about the candidates of `beyond_search`, and whatever else was held out so."""
     rows: list[Row] = []
-    for (dataset, augmentation), (arm, changes) in beyond.CHOSEN.items():
-        cell = [
-            (f"{Method.of(spec).full_label}{_changed(other)}", found.get(_clean(spec)), (head, other))
-            for head, other in beyond.candidates(augmentation)
-            for spec in (head.on(beyond.small(dataset, augmentation, validation=beyond.HELD_OUT, **other)),)
+    for (dataset, augmentation), chosen in beyond.CHOSEN.items():
+        found = [s for s in settings if (s.spec.dataset, s.spec.augmentation) == (dataset, augmentation)]
+        base = _clean(beyond.small(dataset, augmentation, validation=beyond.HELD_OUT))
+        cells = [
+            (Method.of(beyond.PLAIN.on(base)) == entry.method and _changes(setting.spec, base), entry, setting.spec)
+            for setting in found
+            for entry in setting.entries.values()
+            if _changes(setting.spec, base) is not None and entry.method.loss == beyond.ADJUSTED
         ]
-        title = f"{'CIFAR-10' if dataset == 'cifar10' else 'CIFAR-100'}, {_WORDS[augmentation]}"
-        shown = [(label, entry, own) for label, entry, own in cell if entry is not None]
-        for number, (label, entry, own) in enumerate(shown):
-            choice = "chosen" if own == (arm, changes) and len(shown) == len(cell) else ""
-            score = percent(entry.summary(_METRIC), "strong" if choice else "")
-            rows.append(Row((Cell(label), score, Cell(choice)), title if number == 0 else ""))
+        complete = all(any(told == wanted for told, *_ in cells) for wanted in beyond.candidates(augmentation))
+        rows += _search_rows(dataset, augmentation, cells, chosen if complete else None)
     if not rows:
         return None
-    columns = ("candidate", "held-out, mean of classes, %", "")
+    columns = ("head, loss and setting", "held-out, mean of classes, %", "")
     return Section("search", "The search behind it", _SEARCH_TEXT, (Table("search", "", columns, tuple(rows)),))
+
+
+def _search_rows(
+    dataset: str,
+    augmentation: str,
+    cells: Sequence[tuple[dict[str, float] | bool | None, Entry, RunSpec]],
+    chosen: dict[str, float] | None,
+) -> list[Row]:
+    title = f"{dataset_label(dataset)}, {_WORDS[augmentation]}"
+    rows: list[Row] = []
+    for told, entry, spec in cells:
+        is_choice = chosen is not None and told == chosen
+        score = percent(entry.summary(_METRIC), "strong" if is_choice else "")
+        label = f"{entry.method.full_label}, {_decay(spec)}"
+        rows.append(Row((Cell(label), score, Cell("chosen" if is_choice else "")), "" if rows else title))
+    return rows
+
+
+def _changes(spec: RunSpec, base: RunSpec) -> dict[str, float] | None:
+    """What a searched setting changes of the recipe's; None if it is another experiment."""
+    parts = {name: getattr(spec, name) for name in ("weight_decay", "mixup")}
+    same = base.replace(head="plain", radius=1.0, loss="cross_entropy", **parts)
+    if _clean(spec) != same:
+        return None
+    return {name: value for name, value in parts.items() if value != getattr(base, name)}
 
 
 def _block(title: str, found: Sequence[tuple[Setting, Entry]]) -> list[Row]:
@@ -127,10 +151,6 @@ def _distance(spec: RunSpec) -> tuple[bool, float, float]:
 
 def _is_new(setting: Setting, entry: Entry) -> bool:
     return entry.method.loss != "cross_entropy" or setting.spec.augmentation == beyond.STRONG
-
-
-def _changed(changes: dict[str, float]) -> str:
-    return "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in changes.items())
 
 
 def _clean(spec: RunSpec) -> RunSpec:
