@@ -22,8 +22,8 @@ _TEXT = (
 _METRIC = validation_metric(beyond.SMALL.imbalance)
 _SEARCH_TEXT = (
     f"Candidates trained on {100 - 100 * beyond.HELD_OUT:g} % of every training class and judged on the rest, by the "
-    "mean accuracy of the classes; the test set was not read. Candidates are the plain head's rows; a cell chooses once "
-    "all of them have run. Heads are not chosen so: all of them are compared on the test set.",
+    "mean accuracy of the classes; the test set was not read. Candidates are the plain head's rows; a cell chooses "
+    "once all of them have run. Heads are not chosen so: all of them are compared on the test set.",
 )
 
 
@@ -42,7 +42,12 @@ def beyond_section(settings: Sequence[Setting]) -> Section | None:
         return None
     rows = [row for (title, *_), found in blocks.items() for row in _block(title, found)]
     caption = "Our numbers: mean and standard deviation over seeds. Published ones stand on other draws of the subset."
-    return Section("beyond", "Beyond the paper", _TEXT, (Table("beyond", "", _COLUMNS, tuple(rows), caption),))
+    return Section(
+        "beyond",
+        "Beyond the paper",
+        _TEXT,
+        (Table("beyond", "Recipes and their parts", _COLUMNS, tuple(rows), caption),),
+    )
 
 
 def search_section(settings: Sequence[Setting]) -> Section | None:
@@ -62,7 +67,12 @@ def search_section(settings: Sequence[Setting]) -> Section | None:
     if not rows:
         return None
     columns = ("head, loss and setting", "held-out, mean of classes, %", "")
-    return Section("search", "The search behind it", _SEARCH_TEXT, (Table("search", "", columns, tuple(rows)),))
+    return Section(
+        "search",
+        "The search behind it",
+        _SEARCH_TEXT,
+        (Table("search", "On held-out training data", columns, tuple(rows)),),
+    )
 
 
 def _search_rows(
