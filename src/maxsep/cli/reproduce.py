@@ -14,7 +14,8 @@ from maxsep.cli.show import events, plan_table
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
-    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, runtime, demo."
+    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, "
+    "ood, openset, features2d, runtime, demo."
 )
 
 
@@ -54,7 +55,7 @@ def command(
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
         return
     limit = None if budget is None else grid.parse_budget(budget)
-    grid.check_data(specs, runs=runs, data_root=data, download=download)
+    grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
     show: dict[str, Any] = {} if as_json else {"on_event": events()}
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,

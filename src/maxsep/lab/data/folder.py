@@ -79,6 +79,30 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
     return Data(name, train, test)
 
 
+def read_images(folder: Path, size: int = SIZE, *, most: int | None = None) -> torch.Tensor:
+    """Read every image below a folder, whatever its sub-folders mean, as uint8 (N, 3, size, size).
+
+    Images come in the sorted order of their paths and are cut as in `load_folder`.
+
+    Args:
+        folder: The folder.
+        size: Height and width of the images.
+        most: If there are more images than this, a choice of so many by a fixed seed.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder. Expected a folder of images.")
+    return _read_files(_few(_image_files(folder), most), size)
+
+
+def _few(files: list[Path], most: int | None) -> list[Path]:
+    import numpy as np
+
+    if most is None or len(files) <= most:
+        return files
+    chosen = np.random.RandomState(0).permutation(len(files))[:most]  # its stream never changes between versions
+    return [files[i] for i in sorted(chosen)]
+
+
 def _split(name: str, images: ImageSet, folder: Path) -> Data:
     for label, count in enumerate(images.class_counts):
         if count < 2:
@@ -91,25 +115,29 @@ def _split(name: str, images: ImageSet, folder: Path) -> Data:
 
 
 def _read_split(folder: Path, size: int) -> ImageSet:
-    import numpy as np
-
     classes = _class_folders(folder)
     files = [(path, label) for label, item in enumerate(classes) for path in _image_files(item)]
+    images = _read_files([path for path, _ in files], size)
+    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
+    return ImageSet(images, labels, tuple(item.name for item in classes))
+
+
+def _read_files(files: list[Path], size: int) -> torch.Tensor:
+    import numpy as np
+
     image_module = _pillow()
     array = np.empty((len(files), 3, size, size), dtype=np.uint8)
 
     def read(job: tuple[int, Path]) -> None:
         array[job[0]] = _read_image(image_module, job[1], size)
 
-    jobs = [(number, path) for number, (path, _) in enumerate(files)]
     with warnings.catch_warnings():
         # A picture so large that Pillow warns of a decompression bomb is an error that names the file.
         warnings.simplefilter("error", image_module.DecompressionBombWarning)
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(read, jobs):
+            for _ in pool.map(read, enumerate(files)):
                 pass
-    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
-    return ImageSet(torch.from_numpy(array), labels, tuple(item.name for item in classes))
+    return torch.from_numpy(array)
 
 
 def _class_folders(folder: Path) -> list[Path]:
