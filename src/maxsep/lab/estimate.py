@@ -37,6 +37,8 @@ _GUESS = {  # images per second: one H200-class GPU, two CPU cores
     "resnet34": (20_000.0, 20.0),
     "resnet32": (40_000.0, 200.0),
     "convnet": (80_000.0, 800.0),
+    "vgg32": (50_000.0, 150.0),
+    "wrn40_2": (25_000.0, 60.0),
     "mlp": (50_000.0, 20_000.0),
 }
 _OTHER = (3_000.0, 10.0)

@@ -13,7 +13,7 @@ SAMPLERS = ("instance", "class_balanced")
 BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
 _SHARED = (
     *("dataset", "imbalance", "subset_seed", "validation", "max_train", "max_test", "normalisation"),
-    *("network", "head", "radius", "head_options", "precision", "seed"),
+    *("network", "network_options", "head", "radius", "head_options", "precision", "seed"),
 )
 """What the stages of a run have in common: the data, the network and the seed."""
 
@@ -58,6 +58,8 @@ class RunSpec:
     """instance: every image once an epoch; class_balanced: every class equally often, four images at a time."""
 
     network: str = "mlp"
+    network_options: Options = ()
+    """What the network's constructor takes besides the shape of the images, such as `feature_size` of vgg32."""
     head: str = "maxsep"
     radius: float = 1.0
     head_options: Options = ()
@@ -94,7 +96,7 @@ class RunSpec:
         for name in ("epochs", "batch_size", "evaluate_every"):
             value = getattr(self, name)
             _require(isinstance(value, int) and value >= 1, name, value, "a whole number of at least 1")
-        for name in ("head_options", "loss_options", "schedule_options"):
+        for name in ("network_options", "head_options", "loss_options", "schedule_options"):
             value = getattr(self, name)
             frozen = tuple(sorted((str(key), _freeze(item)) for key, item in dict(value).items()))
             object.__setattr__(self, name, frozen)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from maxsep.lab.data.pixel_ops import BLENDS, CODES, OPERATIONS, cut_out, operate
+from maxsep.lab.data.pixel_ops import BLENDS, CODES, OPERATIONS, cut_out, operate, paint
 
 
 def pictures(count, channels=3, size=32, seed=0):
@@ -25,6 +25,11 @@ def affine(image, matrix):
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=fill)
 
 
+def solarise_add(image, amount):
+    raised = np.clip(np.asarray(image).astype(float) + amount, 0, 255).astype(np.uint8)
+    return ImageOps.solarize(Image.fromarray(raised), 128)
+
+
 REFERENCE = {
     "nothing": lambda image, m: image,
     "shear_x": lambda image, m: affine(image, (1, m, 0, 0, 1, 0)),
@@ -40,6 +45,7 @@ REFERENCE = {
     "sharpness": lambda image, m: ImageEnhance.Sharpness(image).enhance(m),
     "posterise": lambda image, m: ImageOps.posterize(image, int(m)),
     "solarise": lambda image, m: ImageOps.solarize(image, m),
+    "solarise_add": solarise_add,
     "invert": lambda image, m: ImageOps.invert(image),
     "autocontrast": lambda image, m: ImageOps.autocontrast(image),
     "equalise": lambda image, m: ImageOps.equalize(image),
@@ -51,14 +57,22 @@ MAGNITUDES = {
     **dict.fromkeys(BLENDS, (0.1, 0.7, 1.0, 1.3, 1.9)),
     "posterise": (4.0, 5.0, 8.0),
     "solarise": (28.4444, 113.7778, 256.0),
+    "solarise_add": (0.0, 22.0, 66.0, 25.67),
 }
 
 
 def with_pillow(image, name, magnitude):
-    array = image.permute(1, 2, 0).numpy()
-    picture = Image.fromarray(array.squeeze(-1) if array.shape[2] == 1 else array)
-    result = np.asarray(REFERENCE[name](picture, magnitude))
-    return torch.from_numpy(result.copy()).view(*image.shape[1:], -1).permute(2, 0, 1)
+    return from_pillow(REFERENCE[name](to_pillow(image), magnitude))
+
+
+def to_pillow(image):
+    array = image.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(array.squeeze(-1) if array.shape[2] == 1 else array)
+
+
+def from_pillow(picture):
+    array = np.array(picture)
+    return torch.from_numpy(array).view(*array.shape[:2], -1).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -74,15 +88,30 @@ def test_one_operation(name, channels):
 
 
 def test_every_image_of_a_batch_has_its_own():
-    images = pictures(60)
-    names = [OPERATIONS[i % len(OPERATIONS)] for i in range(60)]
+    images = pictures(64)
+    names = [OPERATIONS[i % len(OPERATIONS)] for i in range(64)]
     amounts = [
-        MAGNITUDES.get(name, (0.0,))[i // 15 % len(MAGNITUDES.get(name, (0.0,)))] for i, name in enumerate(names)
+        MAGNITUDES.get(name, (0.0,))[i // len(OPERATIONS) % len(MAGNITUDES.get(name, (0.0,)))] for i, name in enumerate(names)
     ]
     codes = torch.tensor([CODES[name] for name in names])
     result = operate(images, codes, torch.tensor(amounts, dtype=torch.float64))
     expected = torch.stack([with_pillow(*one) for one in zip(images, names, amounts, strict=True)])
     assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_painted_rectangles_are_pillows_without_their_last_row_and_column(channels):
+    images = pictures(20, channels)
+    rng, colour = np.random.default_rng(3), (125, 123, 114)[:channels]
+    first, last = rng.integers(-4, 30, (2, 20)), rng.integers(-2, 40, (2, 20))
+    last = np.maximum(first, last)
+    rows, columns = (torch.from_numpy(np.stack([first[axis], last[axis] + 1])) for axis in (0, 1))
+    result = paint(images, rows, columns, colour)
+    for number, image in enumerate(images):
+        picture = to_pillow(image)
+        (top, left), (bottom, right) = first[:, number], last[:, number]
+        ImageDraw.Draw(picture).rectangle((left, top, right, bottom), colour if channels == 3 else colour[0])
+        assert torch.equal(result[number], from_pillow(picture)), number
 
 
 def test_holes_stick_out_of_the_image():

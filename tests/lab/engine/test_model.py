@@ -3,10 +3,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maxsep import heads
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.seeds import derive
 from maxsep.lab.networks import MLP
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RunSpec, options
 
 
 @pytest.mark.parametrize("network", ["mlp", "resnet32"])
@@ -18,6 +19,50 @@ def test_heads_of_one_seed_share_the_backbone(network):
         shared = [name for name in reference if not name.startswith("head.")]
         assert shared
         assert all(torch.equal(reference[name], other[name]) for name in shared)
+
+
+@pytest.mark.parametrize("head", heads.names())
+def test_no_head_on_vgg32_has_a_bias(head):
+    network = build_model(RunSpec(network="vgg32", head=head), (3, 8, 8), 6)
+    assert not [name for name, _ in network.named_parameters() if name.startswith("head.") and "bias" in name]
+
+
+@pytest.mark.parametrize(
+    ("head", "classes", "features", "size"),
+    [
+        ("plain", 6, 128, 999_872),
+        ("scaled", 6, 128, 999_872),
+        ("maxsep", 6, 128, 999_744),
+        ("plain", 4, 128, 999_616),
+        ("maxsep", 4, 128, 999_488),
+        ("maxsep", 6, 2, 853_710),
+        ("maxsep", 4, 2, 853_706),
+    ],
+)
+def test_vgg32_with_its_head_has_the_protocols_size(head, classes, features, size):
+    spec = RunSpec(network="vgg32", head=head, network_options=options(feature_size=features))
+    network = build_model(spec, (3, 32, 32), classes)
+    assert sum(parameter.numel() for parameter in network.parameters()) == size
+
+
+def test_a_spec_may_ask_for_the_bias():
+    spec = RunSpec(network="vgg32", head="plain", head_options=options(bias=True))
+    assert build_model(spec, (3, 8, 8), 6).head.bias.shape == (6,)
+
+
+@pytest.mark.parametrize("scaling", [False, True])
+@pytest.mark.parametrize("head", heads.names())
+def test_every_bias_of_a_head_on_wrn40_2_starts_at_zero(head, scaling):
+    network = build_model(RunSpec(network="wrn40_2", head=head, logit_scaling=scaling), (3, 8, 8), 6)
+    assert not any(p.any() for name, p in network.named_parameters() if name.startswith("head.") and "bias" in name)
+    if head == "maxsep":
+        assert any("bias" in name for name, _ in network.head.named_parameters())
+
+
+@pytest.mark.parametrize(("head", "size"), [("plain", 2_255_156), ("scaled", 2_255_156), ("maxsep", 2_255_027)])
+def test_wrn40_2_with_its_head_has_the_protocols_size(head, size):
+    network = build_model(RunSpec(network="wrn40_2", head=head), (3, 32, 32), 100)
+    assert sum(parameter.numel() for parameter in network.parameters()) == size
 
 
 def test_seeds_differ_and_repeat():

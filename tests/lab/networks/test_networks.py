@@ -16,6 +16,12 @@ COUNTS = {
     ("convnet", 99): 23_636_899,
     ("resnet32", 100): 470_004,
     ("resnet32", 99): 469_939,
+    ("wrn40_2", 100): 2_255_156,
+    ("wrn40_2", 99): 2_255_027,
+    ("vgg32", 6): 999_872,
+    ("vgg32", 5): 999_744,
+    ("vgg32", 4): 999_616,
+    ("vgg32", 3): 999_488,
 }
 
 
@@ -37,7 +43,7 @@ def test_backbones_have_the_published_size(name, backbone):
     assert count(network) == backbone
 
 
-SHAPES = {"convnet": (3, 32, 32), "mlp": (1, 8, 8), "resnet32": (3, 32, 32), "resnet34": (3, 32, 32)}
+SHAPES = dict.fromkeys(networks.names(), (3, 32, 32)) | {"mlp": (1, 8, 8)}
 
 
 @pytest.mark.parametrize("name", networks.names())
@@ -54,7 +60,15 @@ def test_every_network_keeps_the_contract(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("convnet", (1, 17, 40)), ("mlp", (2, 5, 3)), ("resnet32", (1, 8, 8)), ("resnet34", (4, 9, 8))]
+    ("name", "shape"),
+    [
+        ("convnet", (1, 17, 40)),
+        ("mlp", (2, 5, 3)),
+        ("resnet32", (1, 8, 8)),
+        ("resnet34", (4, 9, 8)),
+        ("vgg32", (1, 8, 8)),
+        ("wrn40_2", (1, 8, 9)),
+    ],
 )
 def test_networks_take_the_shape_of_the_images(name, shape):
     network = networks.build(name, 3, shape=shape).eval()
@@ -70,6 +84,27 @@ def test_aliases_are_the_papers_words():
 def test_an_unknown_network_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown network 'vgg'.*convnet.*resnet34.*timm/NAME"):
         networks.build("vgg", 10)
+
+
+def test_options_that_a_network_does_not_take_are_named():
+    with pytest.raises(ValueError, match=r"'vgg32' does not take depth, wide. It takes shape, feature_size, dropout"):
+        networks.build("vgg32", 10, depth=3, wide=True)
+    networks.check_name("timm/anything", depth=3)
+
+
+@pytest.mark.parametrize("name", ["vgg32", "wrn40_2"])
+def test_channels_last_is_kept_to_the_end(name):
+    network = networks.build(name, 3).to(memory_format=torch.channels_last).train()
+    kinds = (nn.Conv2d, nn.BatchNorm2d, nn.Dropout, nn.Dropout2d)
+    kept = []
+    for module in network.modules():
+        if isinstance(module, kinds):
+            module.register_forward_hook(
+                lambda _, __, y: kept.append(y.is_contiguous(memory_format=torch.channels_last))
+            )
+    network(torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last))
+    assert len(kept) > 20
+    assert all(kept)
 
 
 def test_num_outputs_must_be_positive():

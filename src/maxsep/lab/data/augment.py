@@ -6,12 +6,14 @@ source position of every output pixel is computed with integers, from the last s
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from maxsep.lab.data.rand_augment import HIGHEST, RandAugment
 from maxsep.lab.data.strong import Strong
 
 _ONE = 1 << 16
@@ -107,7 +109,7 @@ class Chain:
     Strong(policy=False, cutout=True)
     """
 
-    steps: tuple[Augmentation | Strong, ...]
+    steps: tuple[Augmentation | Strong | RandAugment, ...]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
@@ -132,13 +134,21 @@ def augmentation(name: str) -> Augmentation | Chain:
 
     `none`, `crop_flip`, `crop_flip_rotate` (within 15 degrees); and after crop and flip, `crop_flip_auto`
     (AutoAugment's CIFAR policy), `crop_flip_cutout` (a hole of half the width) or both, `crop_flip_auto_cutout`.
+    Before crop and flip, `rand_augment_mM` (RandAugment, one operation at level M of 30; open-set recognition takes
+    m6 for CIFAR) or, without rotation and translations, `rand_augment_digits_mM` (m18 for SVHN).
+
+    A flip before the crop, as some protocols have it, needs no name of its own: shifts are as likely to the left as to
+    the right, so both orders give the same pictures with the same probabilities.
 
     >>> augmentation("crop_flip")
     Augmentation(crop=True, flip=True, degrees=0.0)
     """
-    if name not in _NAMED:
-        raise ValueError(f"unknown augmentation {name!r}. Known: {', '.join(_NAMED)}.")
-    return _NAMED[name]
+    if name in _NAMED:
+        return _NAMED[name]
+    if found := re.fullmatch(r"rand_augment(_digits)?_m(0|[1-9]\d*)", name):
+        return Chain((RandAugment(int(found[2]), digits=bool(found[1])), _WEAK))
+    known = ", ".join([*_NAMED, "rand_augment_mM", "rand_augment_digits_mM"])
+    raise ValueError(f"unknown augmentation {name!r}. Known: {known} (M is a level from 0 to {HIGHEST}).")
 
 
 def _unrotate(row: Tensor, column: Tensor, angle: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:

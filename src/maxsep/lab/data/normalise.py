@@ -9,6 +9,7 @@ from maxsep.lab.data.imageset import Data, ImageSet
 
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar10_255": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
     "cifar100": ((0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
     "digits": ((0.3053,), (0.3759,)),
 }
@@ -21,7 +22,8 @@ def normalisation(name: str, data: Data) -> tuple[Tensor, Tensor]:
     """Give the (mean, std) of each channel, on the scale of 0 to 1.
 
     Args:
-        name: `cifar10`, `cifar100`, `digits`: fixed constants. `half`: 0.5 and 0.5. `train`: measured on
+        name: `cifar10`, `cifar10_255` (of CIFAR-10 too, with the larger stds that out-of-distribution work uses),
+            `cifar100`, `digits`: fixed constants. `half`: 0.5 and 0.5. `train`: measured on
             `data.train` (a constant channel gets std 1). `auto`: the constants of the dataset's own name if there
             are any, else `train`. Long-tailed CIFAR-100 is by custom normalised with `cifar10`: name it.
         data: The data to be normalised.

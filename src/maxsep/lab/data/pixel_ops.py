@@ -12,7 +12,7 @@ from torch import Tensor
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("colour", "contrast", "brightness", "sharpness")
-TABLES = ("posterise", "solarise", "invert", "autocontrast", "equalise")
+TABLES = ("posterise", "solarise", "solarise_add", "invert", "autocontrast", "equalise")
 OPERATIONS = ("nothing", *MOVES, *BLENDS, *TABLES)
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
 
@@ -27,7 +27,8 @@ def operate(images: Tensor, codes: Tensor, magnitudes: Tensor, fill: int = 128) 
         images: uint8 (B, C, H, W) with 1 or 3 channels.
         codes: int64 (B,), positions in `OPERATIONS`.
         magnitudes: float64 (B,): pixels by pixel of a shear, pixels of a translation, degrees of a rotation
-            (counter-clockwise), factor of a blend (1 changes nothing), bits to keep, or threshold; not used by others.
+            (counter-clockwise), factor of a blend (1 changes nothing), bits to keep, threshold, or what is added before
+            solarising at 128; not used by others.
         fill: Value of pixels that enter from outside.
 
     >>> images = torch.full((1, 3, 4, 4), 200, dtype=torch.uint8)
@@ -71,17 +72,19 @@ def blend(images: Tensor, codes: Tensor, factors: Tensor) -> Tensor:
 
 
 def look_up(images: Tensor, codes: Tensor, magnitudes: Tensor) -> Tensor:
-    """Posterise, solarise, invert, stretch the contrast or equalise: a table of 256 new values for every channel."""
+    """Posterise, solarise (after brightening, too), invert, stretch the contrast or equalise: a table of 256 new values for every channel."""
     batch, channels = images.shape[:2]
     counts = torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device)
     flat = images.flatten(2).long()
     counts.scatter_add_(2, flat, torch.ones_like(flat))
     value = torch.arange(256, device=images.device).expand(batch, channels, 256)
     amount = magnitudes.view(-1, 1, 1)
+    raised = (value + amount).clamp(0, 255).long()
     step = torch.exp2((8 - amount).clamp(0, 8)).long()
     tables = {
         "posterise": value // step * step,
         "solarise": torch.where(value < amount, value, 255 - value),
+        "solarise_add": torch.where(raised < 128, raised, 255 - raised),
         "invert": 255 - value,
         "autocontrast": _stretch(counts, value),
         "equalise": _equalise(counts, value),
@@ -94,13 +97,30 @@ def look_up(images: Tensor, codes: Tensor, magnitudes: Tensor) -> Tensor:
 
 def cut_out(images: Tensor, row: Tensor, column: Tensor, size: int) -> Tensor:
     """Blacken a square of `size` pixels about (row, column) of every image; what lies outside is lost."""
+    top, left = row - size // 2, column - size // 2
+    return paint(images, torch.stack([top, top + size]), torch.stack([left, left + size]), (0,) * images.shape[1])
+
+
+def paint(images: Tensor, rows: Tensor, columns: Tensor, colour: tuple[int, ...]) -> Tensor:
+    """Fill one rectangle of every image.
+
+    Args:
+        images: uint8 (B, C, H, W).
+        rows: int64 (2, B): the first row, and the one after the last; beyond the image nothing is painted.
+        columns: int64 (2, B): likewise.
+        colour: C values of 0 to 255.
+
+    >>> paint(torch.zeros(1, 1, 2, 4).byte(), torch.tensor([[0], [1]]), torch.tensor([[2], [9]]), (7,)).tolist()
+    [[[[0, 0, 7, 7], [0, 0, 0, 0]]]]
+    """
     height, width = images.shape[2:]
-    rows = torch.arange(height, device=images.device) - row.view(-1, 1)
-    columns = torch.arange(width, device=images.device) - column.view(-1, 1)
-    half = size // 2
-    in_rows, in_columns = (rows >= -half) & (rows < size - half), (columns >= -half) & (columns < size - half)
-    hole = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
-    return images.masked_fill(hole.unsqueeze(1), 0)
+    row = torch.arange(height, device=images.device).view(1, height, 1)
+    column = torch.arange(width, device=images.device)
+    top, bottom, left, right = (edge.view(-1, 1, 1) for edge in (*rows, *columns))
+    inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
+    # numbers, not a tensor of them: that would have to be sent to the device
+    planes = [plane.masked_fill(inside, value) for plane, value in zip(images.unbind(1), colour, strict=True)]
+    return torch.stack(planes, dim=1)
 
 
 def _inverse_maps(codes: Tensor, magnitudes: Tensor, height: int, width: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -19,7 +19,8 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int) -> Network:
     """Build the spec's network with the spec's head, seeded.
 
     The backbone is drawn first, always with the same plain head on it, and the generator is seeded anew before the
-    real head: all heads of one seed share the backbone's initial weights. Changes torch's global random state.
+    real head: all heads of one seed share the backbone's initial weights. A network whose protocol has no bias in the
+    last layer, or starts it in its own way, has it so under every head. Changes torch's global random state.
 
     >>> a = build_model(RunSpec(head="plain"), (1, 8, 8), 10)
     >>> b = build_model(RunSpec(head="maxsep"), (1, 8, 8), 10)
@@ -27,9 +28,11 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int) -> Network:
     True
     """
     torch.manual_seed(derive(spec.seed, "network"))
-    network = networks.build(spec.network, num_classes, shape=shape)
+    network = networks.build(spec.network, num_classes, shape=shape, **dict(spec.network_options))
     torch.manual_seed(derive(spec.seed, "head"))
-    head = heads.build(spec.head, network.num_features, num_classes, radius=spec.radius, **dict(spec.head_options))
+    options = {**network.head_options, **dict(spec.head_options)}
+    head = heads.build(spec.head, network.num_features, num_classes, radius=spec.radius, **options)
+    network.start_head(head)
     network.head = heads.LogitScaledHead(head) if spec.logit_scaling else head
     return network
 

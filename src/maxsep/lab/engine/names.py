@@ -25,7 +25,7 @@ def check_names(spec: RunSpec) -> None:
     data.check_name(spec.dataset)
     data.augmentation(spec.augmentation)
     _check("normalisation", spec.normalisation, NORMALISATIONS)
-    networks.check_name(spec.network)
+    networks.check_name(spec.network, **dict(spec.network_options))
     _check("head", spec.head, heads.names())
     _check("loss", spec.loss, loss_names())
     _check("optimiser", spec.optimiser, optimisers.NAMES)

@@ -77,9 +77,10 @@ def restarts(moment: Moment, base: float, *, cycles: int = 3, warmup: int = 10, 
 
     The released scheduler is told the epoch that has just ended, so every value comes one epoch late: epoch 0 runs
     at the floor, epochs 1 to `warmup` rise to what the cosine has at epoch `warmup`, and epoch e follows with the
-    cosine of e - 1.
+    cosine of e - 1. One cycle is a cosine without restarts. As there, a cycle is a whole number of epochs, so that a
+    run whose epochs do not divide evenly begins one more cycle near its end.
     """
-    low, length = base * floor, moment.epochs / cycles
+    low, length = base * floor, max(1, moment.epochs // cycles)
 
     def wave(epoch: float) -> float:
         return low + (base - low) / 2 * (1 + math.cos(math.pi * (epoch % length) / length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,21 @@ from maxsep.lab.networks.external import LIBRARIES, build_external
 from maxsep.lab.networks.mlp import MLP
 from maxsep.lab.networks.resnet32 import ResNet32
 from maxsep.lab.networks.resnet34 import ResNet34
+from maxsep.lab.networks.vgg32 import VGG32
+from maxsep.lab.networks.wrn40_2 import WideResNet40
 
-__all__ = ["MLP", "ConvNet", "Network", "ResNet32", "ResNet34", "Shape", "build", "check_name", "names"]
+__all__ = [
+    *("MLP", "VGG32", "ConvNet", "Network", "ResNet32", "ResNet34", "Shape", "WideResNet40"),
+    *("build", "check_name", "names"),
+]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
     "convnet": ConvNet,
     "mlp": MLP,
     "resnet32": ResNet32,
     "resnet34": ResNet34,
+    "vgg32": VGG32,
+    "wrn40_2": WideResNet40,
 }
 _ALIASES = {"alexnet": "convnet", "resnet": "resnet34"}
 """The paper's own words; its "ResNet-32" is the ResNet-34, and `resnet32` the true one."""
@@ -28,20 +36,28 @@ def names() -> list[str]:
     """Name the networks of this package; `torchvision/NAME` and `timm/NAME` come on top.
 
     >>> names()
-    ['convnet', 'mlp', 'resnet32', 'resnet34']
+    ['convnet', 'mlp', 'resnet32', 'resnet34', 'vgg32', 'wrn40_2']
     """
     return sorted(_NETWORKS)
 
 
-def check_name(name: str) -> None:
-    """Raise if no network has this name; the models of torchvision and timm are known to these libraries only.
+def check_name(name: str, **options: Any) -> None:
+    """Raise if no network has this name or it does not take these options.
+
+    The models of torchvision and timm, and what they take, are known to these libraries only.
 
     >>> check_name("resnet")
     >>> check_name("timm/resnet18")
+    >>> check_name("vgg32", feature_size=2)
     """
-    if _ALIASES.get(name, name) not in _NETWORKS and not _is_external(name):
+    if _is_external(name):
+        return
+    if _ALIASES.get(name, name) not in _NETWORKS:
         known = ", ".join([*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)])
         raise ValueError(f"unknown network {name!r}. Known: {known}.")
+    taken = list(inspect.signature(_NETWORKS[_ALIASES.get(name, name)]).parameters)[1:]
+    if unknown := sorted(set(options) - set(taken)):
+        raise ValueError(f"network {name!r} does not take {', '.join(unknown)}. It takes {', '.join(taken)}.")
 
 
 def build(name: str, num_outputs: int, **options: Any) -> Network:
@@ -61,7 +77,7 @@ def build(name: str, num_outputs: int, **options: Any) -> Network:
     """
     if num_outputs < 1:
         raise ValueError(f"num_outputs must be at least 1, got {num_outputs}. It is the number of classes.")
-    check_name(name)
+    check_name(name, **options)
     if _is_external(name):
         return build_external(name, num_outputs, **options)
     return _NETWORKS[_ALIASES.get(name, name)](num_outputs, **options)
