@@ -5,10 +5,13 @@ from __future__ import annotations
 from maxsep.lab.recipes import (
     demo,
     errorbars,
+    features2d,
     fisher,
     fixed,
     frequency,
     longtail,
+    ood,
+    openset,
     prototypes,
     runtime,
     table1,
@@ -31,15 +34,28 @@ __all__ = [
 
 _RECIPES: dict[str, Recipe] = {
     module.RECIPE.name: module.RECIPE
-    for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail, runtime, demo)
+    for module in (
+        table1,
+        errorbars,
+        fixed,
+        frequency,
+        fisher,
+        prototypes,
+        longtail,
+        ood,
+        openset,
+        features2d,
+        runtime,
+        demo,
+    )
 }
 
 
 def names() -> tuple[str, ...]:
     """List the recipes.
 
-    >>> names()
-    ('table1', 'errorbars', 'fixed', 'frequency', 'fisher', 'prototypes', 'longtail', 'runtime', 'demo')
+    >>> names()  # doctest: +ELLIPSIS
+    ('table1', 'errorbars', 'fixed', ..., 'longtail', 'ood', 'openset', 'features2d', 'runtime', 'demo')
     """
     return tuple(_RECIPES)
 

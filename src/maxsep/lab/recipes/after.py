@@ -56,7 +56,12 @@ class TimeInference:
     def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
         """Write `timing.json` beside the runs."""
         done = time_inference(
-            specs, place.runs, device=place.device, batch_size=place.max_test, deadline=place.deadline, clock=place.clock
+            specs,
+            place.runs,
+            device=place.device,
+            batch_size=place.max_test,
+            deadline=place.deadline,
+            clock=place.clock,
         )
         return "" if done else "Inference is not timed yet: the budget was spent. The same command goes on."
 
