@@ -30,6 +30,15 @@ STAGED = RunSpec(
 )
 
 
+def test_options_of_the_network_are_part_of_the_identity_of_both_stages():
+    flat = STAGED.replace(network="vgg32", network_options={"feature_size": 2})
+    assert flat.network_options == flat.start_from.network_options == (("feature_size", 2),)
+    assert flat.name != STAGED.replace(network="vgg32").name
+    assert RunSpec.from_dict(json.loads(json.dumps(flat.to_dict()))) == flat
+    with pytest.raises(ValueError, match="these differ in network_options"):
+        RunSpec(network="vgg32", network_options=options(feature_size=2), start_from=RunSpec(network="vgg32"))
+
+
 def test_a_staged_run_survives_the_disk():
     again = RunSpec.from_dict(json.loads(json.dumps(STAGED.to_dict())))
     assert again == STAGED

@@ -18,13 +18,15 @@ def data(name="mine", channels=3, values=None):
         ("cifar10", "auto", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         ("cifar100", "auto", (0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
         ("cifar100", "cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("cifar100", "cifar10_255", (0.491373, 0.482353, 0.446667), (0.247059, 0.243529, 0.261569)),
+        ("svhn", "cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         ("svhn", "half", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     ],
 )
 def test_published_constants(dataset, name, mean, std):
     got = normalisation(name, data(dataset))
-    torch.testing.assert_close(got[0], torch.tensor(mean))
-    torch.testing.assert_close(got[1], torch.tensor(std))
+    torch.testing.assert_close(got[0], torch.tensor(mean), rtol=2e-6, atol=0)
+    torch.testing.assert_close(got[1], torch.tensor(std), rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["train", "auto"])
@@ -35,6 +37,12 @@ def test_measured_on_the_training_images(name):
     torch.testing.assert_close(mean, pixels.mean((0, 2, 3)).float())
     torch.testing.assert_close(std, pixels.std((0, 2, 3), correction=0).float())
     assert mean.dtype == std.dtype == torch.float32
+
+
+def test_constants_told_in_bytes_are_exact():
+    mean, std = normalisation("cifar10_255", data("cifar100"))
+    assert torch.equal(mean, torch.tensor([125.3 / 255, 123.0 / 255, 113.9 / 255]))
+    assert torch.equal(std, torch.tensor([63.0 / 255, 62.1 / 255, 66.7 / 255]))
 
 
 def test_constant_channel_is_not_divided_by_zero():

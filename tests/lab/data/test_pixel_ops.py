@@ -91,7 +91,8 @@ def test_every_image_of_a_batch_has_its_own():
     images = pictures(64)
     names = [OPERATIONS[i % len(OPERATIONS)] for i in range(64)]
     amounts = [
-        MAGNITUDES.get(name, (0.0,))[i // len(OPERATIONS) % len(MAGNITUDES.get(name, (0.0,)))] for i, name in enumerate(names)
+        MAGNITUDES.get(name, (0.0,))[i // len(OPERATIONS) % len(MAGNITUDES.get(name, (0.0,)))]
+        for i, name in enumerate(names)
     ]
     codes = torch.tensor([CODES[name] for name in names])
     result = operate(images, codes, torch.tensor(amounts, dtype=torch.float64))

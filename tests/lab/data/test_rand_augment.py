@@ -244,7 +244,9 @@ def test_a_flip_before_the_crop_has_the_same_distribution():
 
 @pytest.mark.parametrize("name", ["rand_augment", "rand_augment_m06", "rand_augment_m-1", "rand_augment_digits"])
 def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match=r"unknown augmentation .*rand_augment_digits_mM \(M is a level from 0 to 30\)"):
+    with pytest.raises(
+        ValueError, match=r"unknown augmentation .*rand_augment_digits_mM \(M is a level from 0 to 30\)"
+    ):
         augmentation(name)
 
 

@@ -2,8 +2,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from maxsep.lab.data import augmentation
+from maxsep.lab.data.rand_augment import RandAugment, RandDraw
 from maxsep.lab.engine import load_run, train
 from maxsep.lab.engine.cuda_graph import WARM_UP, CapturedStep
 from maxsep.lab.spec import Execution, RunSpec
@@ -118,6 +121,58 @@ def test_each_batch_size_has_one_graph_after_its_warm_up(fake_cuda):
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class RandomStep:
+    """A step whose result is nothing but random numbers: of dropout and of an augmentation."""
+
+    def __init__(self):
+        self.generator = torch.Generator("cuda").manual_seed(4)
+        self.generators = (self.generator,)
+        self.optimiser = FakeOptimiser()
+        self.augment = augmentation("rand_augment_m6")
+        source = torch.Generator().manual_seed(0)
+        self.images = torch.randint(256, (64, 3, 32, 32), generator=source).to(torch.uint8).cuda()
+
+    def __call__(self, indices):
+        images = self.augment(self.images, self.generator).double()
+        weights = torch.arange(images.numel(), device="cuda").view_as(images)
+        return (F.dropout2d(F.dropout(images, 0.3), 0.2) * weights).sum()
+
+
+@pytest.mark.cuda
+@GPU
+def test_dropout_and_augmentation_draw_anew_in_every_replay_and_go_on_after_a_resume():
+    indices = torch.arange(3, device="cuda")
+
+    def results(step, count):
+        return [step(indices).item() for _ in range(count)]
+
+    torch.manual_seed(3)
+    eager = RandomStep()
+    expected = results(eager, 12)
+    torch.manual_seed(3)
+    captured = CapturedStep(RandomStep())
+    assert results(captured, 8) == expected[:8]
+    assert len(set(expected)) == 12
+    # what a resume point keeps, put back into a new process's generators before anything is captured
+    states = torch.cuda.get_rng_state(), captured.step.generator.get_state()
+    torch.manual_seed(99)
+    resumed = CapturedStep(RandomStep())
+    torch.cuda.set_rng_state(states[0])
+    resumed.step.generator.set_state(states[1])
+    assert results(resumed, 4) == expected[8:]
+
+
+@pytest.mark.cuda
+@GPU
+@pytest.mark.parametrize("level", [6, 18])
+def test_rand_augment_gives_the_same_pictures_on_both_devices(level):
+    augment, images = RandAugment(level, count=2), RandomStep().images
+    draw = augment.draw(images, torch.Generator("cuda").manual_seed(1))
+    there = augment.apply(images, draw).cpu()
+    here = augment.apply(images.cpu(), RandDraw(*(part.cpu() for part in draw)))
+    assert torch.equal(there, here)
 
 
 @pytest.mark.cuda

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 
@@ -6,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from maxsep.lab.engine import CheckpointError, NonFiniteError, assemble, checkpoint, loop, step, train, trainer
+from maxsep.lab.engine import CheckpointError, NonFiniteError, assemble, checkpoint, loop, state, step, train, trainer
 from maxsep.lab.spec import Execution, RunSpec, options
 
 SPEC = RunSpec(epochs=3, batch_size=256, evaluate_every=2, max_train=700, max_test=200, augmentation="crop_flip")
 CPU = Execution(device="cpu")
+SMALL = {"max_train": 60, "epochs": 2, "batch_size": 32}
 DEFERRED = options(reweight="effective", reweight_from=1)
 
 
@@ -267,6 +269,8 @@ def test_a_device_that_is_not_waited_for_is_checked_at_the_end_of_the_epoch(tmp_
         ({"sampler": "class_balanced", "imbalance": 0.1, "max_train": None}, {}),
         ({"head": "cosine_maxsep", "loss": "ldam", "loss_options": DEFERRED, "max_train": 300}, {}),
         ({"network": "resnet32", "max_train": 60, "epochs": 1, "batch_size": 32}, {"channels_last": True}),
+        (SMALL | {"network": "vgg32", "augmentation": "rand_augment_m6", "schedule": "restarts"}, {}),
+        (SMALL | {"network": "wrn40_2", "nesterov": True, "schedule": "cosine_steps"}, {"channels_last": True}),
     ],
 )
 def test_variants_train_and_resume_to_the_same_bits(tmp_path, monkeypatch, spec, execution):
@@ -281,6 +285,43 @@ def test_variants_train_and_resume_to_the_same_bits(tmp_path, monkeypatch, spec,
     assert rows(parts) == rows(whole)
     assert torch.get_default_dtype() == torch.float32
     assert all(torch.isfinite(tensor).all() for tensor in load_file(whole / "weights.safetensors").values())
+
+
+@pytest.mark.parametrize("network", ["vgg32", "wrn40_2"])
+def test_dropout_alone_needs_torchs_own_random_state(tmp_path, monkeypatch, network):
+    spec = SPEC.replace(**SMALL, network=network, augmentation="none")
+    whole = run(tmp_path / "whole", spec)
+
+    def interrupted(runs, forget):
+        with monkeypatch.context() as patch:
+            stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            with pytest.raises(SystemExit):
+                run(runs, spec)
+        with monkeypatch.context() as patch:
+            if forget:
+                put_back = state.RandomStates.set
+                torchs = torch.get_rng_state()
+                patch.setattr(state.RandomStates, "set", lambda self, found: put_back(self, found | {"torch": torchs}))
+            return run(runs, spec)
+
+    assert weights(interrupted(tmp_path / "kept", forget=False)) == weights(whole)
+    assert weights(interrupted(tmp_path / "forgotten", forget=True)) != weights(whole)
+
+
+def test_a_schedule_by_steps_gives_every_update_its_own_rate(tmp_path, monkeypatch):
+    spec = SPEC.replace(schedule="cosine_steps")
+    rates, setter = [], step.set_learning_rate
+    monkeypatch.setattr(
+        step, "set_learning_rate", lambda optimiser, rate: rates.append(rate) or setter(optimiser, rate)
+    )
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            run(tmp_path, spec)
+    folder = run(tmp_path, spec)
+    expected = [1e-6 + (0.1 - 1e-6) * 0.5 * (1 + math.cos(math.pi * i / 9)) for i in range(1, 10)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+    assert [row["learning_rate"] for row in rows(folder)] == pytest.approx(expected[::3])
 
 
 @pytest.mark.parametrize(

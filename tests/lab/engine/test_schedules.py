@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -45,6 +46,11 @@ def test_cosine_per_step_counts_updates_from_one_to_the_floor():
     assert learning_rate(spec, 99, 390, 391) == pytest.approx(1e-6)
     assert learning_rate(spec, 49, 390, 391) == pytest.approx((0.1 + 1e-6) / 2)
     assert learning_rate(spec, 0, 0, 391) < 0.1
+    updates = range(1, 100 * 391 + 1)
+    expected = [1e-6 + (0.1 - 1e-6) * 0.5 * (1 + math.cos(math.pi * i / (100 * 391))) for i in updates]
+    found = [learning_rate(spec, epoch, step, 391) for epoch in range(100) for step in range(391)]
+    assert found == pytest.approx(expected, rel=1e-12, abs=0)
+    assert all(later < earlier for earlier, later in itertools.pairwise(found))
 
 
 def test_restarts_follow_the_open_set_scripts():
@@ -52,6 +58,45 @@ def test_restarts_follow_the_open_set_scripts():
     assert rates(spec, 0, 1, 10) == pytest.approx([1e-4, 1e-4 + 0.0099285, 0.099385], rel=1e-5)
     assert rates(spec, 201, 401, 101) == pytest.approx([0.1, 0.1, 0.05005])
     assert learning_rate(spec, 599) == pytest.approx(0.000125, abs=5e-7)
+
+
+def falling(epoch, length=200):
+    return 1e-4 + 0.0999 * (1 + math.cos(math.pi * ((epoch - 1) % length) / length)) / 2
+
+
+def test_every_epoch_of_the_open_set_schedule():
+    spec = RunSpec(schedule="restarts", epochs=600)
+    found = rates(spec, *range(600))
+    assert found[0] == pytest.approx(1e-4, rel=1e-12)
+    assert found[1:11] == pytest.approx([1e-4 + 0.00992850 * epoch for epoch in range(1, 11)], abs=1e-7)
+    assert found[10] == pytest.approx(0.0993850, abs=5e-8)
+    assert found[11:] == pytest.approx([falling(epoch) for epoch in range(11, 600)], rel=1e-12)
+    assert found[11] == pytest.approx(0.0993850, abs=5e-8)  # one epoch late: the same once more
+    assert [found[epoch] for epoch in (200, 201, 400, 401)] == pytest.approx([1.0616e-4, 0.1, 1.0616e-4, 0.1], rel=1e-4)
+    assert found[599] == pytest.approx(0.000125, abs=5e-7)
+    assert learning_rate(spec, 7, 0, 235) == learning_rate(spec, 7, 234, 235)
+
+
+def test_zero_restarts_are_one_cycle():
+    spec = RunSpec(schedule="restarts", epochs=200, schedule_options=options(cycles=1))
+    found = rates(spec, *range(200))
+    assert found[0] == pytest.approx(1e-4, rel=1e-12)
+    assert found[1:11] == pytest.approx([1e-4 + 0.00992850 * epoch for epoch in range(1, 11)], abs=1e-7)
+    assert found[11:] == pytest.approx([falling(epoch) for epoch in range(11, 200)], rel=1e-12)
+    assert found[14] == pytest.approx(0.0989622, abs=1e-7)
+    assert found[199] == pytest.approx(1.24647e-4, rel=1e-5)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(found[10:]))
+
+
+def test_a_cycle_is_a_whole_number_of_epochs():
+    spec = RunSpec(schedule="restarts", epochs=200)
+    assert rates(spec, 66, 67, 133, 199) == pytest.approx([falling(66, 66), 0.1, 0.1, 0.1])
+    assert all(0 < rate <= 0.1 for epochs in (1, 2, 3) for rate in rates(spec.replace(epochs=epochs), *range(epochs)))
+
+
+def test_restarts_need_no_warm_up():
+    spec = RunSpec(schedule="restarts", epochs=200, schedule_options=options(cycles=1, warmup=0))
+    assert rates(spec, 0, 1, 2) == pytest.approx([0.1, 0.1, falling(2)])
 
 
 def test_constant_may_warm_up():

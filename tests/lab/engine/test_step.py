@@ -7,6 +7,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsep.lab.data import ImageSet
+from maxsep.lab.engine.optimisers import build_optimiser
+from maxsep.lab.engine.schedules import learning_rate
 from maxsep.lab.engine.step import Step
 from maxsep.lab.spec import RunSpec
 from maxsep.losses import mixup
@@ -95,6 +97,22 @@ class NoWaiting(TorchDispatchMode):
         name = function.overloadpacket.__name__
         assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh"), name
         return function(*args, **(kwargs or {}))
+
+
+def test_a_new_rate_for_every_step_reaches_a_captured_one_without_waiting():
+    step, spec = make(), RunSpec(schedule="cosine_steps", epochs=2, nesterov=True)
+    step.network.float()
+    step.optimiser = build_optimiser(spec, step.network, capturable=True)
+    tensor = step.optimiser.param_groups[0]["lr"]
+    expected = [learning_rate(spec, epoch, position, 5) for epoch in range(2) for position in range(5)]
+    found = []
+    for number, rate in enumerate(expected):
+        with NoWaiting():
+            step.at(number // 5, number % 5, rate)
+        found.append(tensor.item())
+    assert step.optimiser.param_groups[0]["lr"] is tensor  # a graph reads this very memory
+    assert found == pytest.approx(expected, rel=1e-7)
+    assert len(set(found)) == 10
 
 
 def test_a_step_with_mixup_can_be_captured():

@@ -87,8 +87,12 @@ def test_an_unknown_network_lists_the_known_ones():
 
 
 def test_options_that_a_network_does_not_take_are_named():
-    with pytest.raises(ValueError, match=r"'vgg32' does not take depth, wide. It takes shape, feature_size, dropout"):
-        networks.build("vgg32", 10, depth=3, wide=True)
+    with pytest.raises(
+        ValueError, match=r"'vgg32' does not take the options depth, wide. It takes: feature_size, dropout"
+    ):
+        networks.build("vgg32", 10, shape=(3, 8, 8), depth=3, wide=True)
+    with pytest.raises(ValueError, match=r"'resnet' does not take the options shape. It takes: none"):
+        networks.check_name("resnet", shape=(3, 8, 8))
     networks.check_name("timm/anything", depth=3)
 
 

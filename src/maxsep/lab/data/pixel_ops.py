@@ -72,7 +72,7 @@ def blend(images: Tensor, codes: Tensor, factors: Tensor) -> Tensor:
 
 
 def look_up(images: Tensor, codes: Tensor, magnitudes: Tensor) -> Tensor:
-    """Posterise, solarise (after brightening, too), invert, stretch the contrast or equalise: a table of 256 new values for every channel."""
+    """Change values by a table of 256 new ones for every channel: posterise, solarise, invert, equalise and so on."""
     batch, channels = images.shape[:2]
     counts = torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device)
     flat = images.flatten(2).long()

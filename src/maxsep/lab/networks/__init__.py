@@ -16,8 +16,17 @@ from maxsep.lab.networks.vgg32 import VGG32
 from maxsep.lab.networks.wrn40_2 import WideResNet40
 
 __all__ = [
-    *("MLP", "VGG32", "ConvNet", "Network", "ResNet32", "ResNet34", "Shape", "WideResNet40"),
-    *("build", "check_name", "names"),
+    "MLP",
+    "VGG32",
+    "ConvNet",
+    "Network",
+    "ResNet32",
+    "ResNet34",
+    "Shape",
+    "WideResNet40",
+    "build",
+    "check_name",
+    "names",
 ]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
@@ -55,9 +64,11 @@ def check_name(name: str, **options: Any) -> None:
     if _ALIASES.get(name, name) not in _NETWORKS:
         known = ", ".join([*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)])
         raise ValueError(f"unknown network {name!r}. Known: {known}.")
-    taken = list(inspect.signature(_NETWORKS[_ALIASES.get(name, name)]).parameters)[1:]
+    # the number of outputs and the shape of the images follow from the data
+    _, _, *taken = inspect.signature(_NETWORKS[_ALIASES.get(name, name)]).parameters
     if unknown := sorted(set(options) - set(taken)):
-        raise ValueError(f"network {name!r} does not take {', '.join(unknown)}. It takes {', '.join(taken)}.")
+        told = ", ".join(taken) or "none"
+        raise ValueError(f"network {name!r} does not take the options {', '.join(unknown)}. It takes: {told}.")
 
 
 def build(name: str, num_outputs: int, **options: Any) -> Network:
@@ -77,7 +88,7 @@ def build(name: str, num_outputs: int, **options: Any) -> Network:
     """
     if num_outputs < 1:
         raise ValueError(f"num_outputs must be at least 1, got {num_outputs}. It is the number of classes.")
-    check_name(name, **options)
+    check_name(name, **{key: value for key, value in options.items() if key != "shape"})
     if _is_external(name):
         return build_external(name, num_outputs, **options)
     return _NETWORKS[_ALIASES.get(name, name)](num_outputs, **options)

@@ -34,7 +34,9 @@ class VGG32(Network):
     ) -> None:
         super().__init__()
         if feature_size < 1:
-            raise ValueError(f"feature_size must be at least 1, got {feature_size}. The protocol's is 128, or 2 to plot.")
+            raise ValueError(
+                f"feature_size must be at least 1, got {feature_size}. The protocol's is 128, or 2 to plot."
+            )
         self.num_features = feature_size
         self.groups = nn.Sequential(
             _group(shape[0], (64, 64, 128), dropout),
