@@ -94,7 +94,7 @@ def detect(
     run = load_run(folder)
     if not (Path(folder) / "weights.safetensors").is_file():
         raise FileNotFoundError(f"{folder} was kept without its weights, so there is nothing to score with.")
-    place = _place(device)
+    place = pick_device(device)
     data = _data(RunSpec(**{name: getattr(run.spec, name) for name in _DATA}), _text(data_root))
     with _full_precision():
         judge = _Judge(_pipeline(folder, run.preprocessing, place), data, wish, run.preprocessing, place)
@@ -234,7 +234,16 @@ def _text(root: str | Path | None) -> str | None:
     return None if root is None else str(root)
 
 
-def _place(device: str) -> torch.device:
+def pick_device(device: str) -> torch.device:
+    """Give the device of a name; auto is a GPU where there is one.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}. Known: auto, cpu, cuda.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but torch finds no CUDA device. Use 'auto' or 'cpu'.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.recipes import paper
@@ -85,8 +86,8 @@ def outliers_section(settings: Sequence[Setting]) -> Section | None:
             title = f"{setting.title} against {_origin(setting, name)}" + _suffix(labels[setting.spec])
             tables.append(_table(f"outliers-{number}", title, setting, name))
             folded.append(_full_table(f"outliers-full-{number}", f"All images: {title}", setting, name))
-            figure = energy_figure(f"energy-{number}", title, _drawn(setting), name)
-            figures += [] if figure is None else [figure]
+            if shapes := _shapes(_drawn(setting), name):
+                figures.append(energy_figure(f"energy-{number}", title, shapes))
     after = tuple(sentence for setting in shown for sentence in _steps(setting, labels[setting.spec]))
     return Section("outliers", "Images from outside", _TEXT, (*tables, *folded), tuple(figures), after)
 
@@ -268,3 +269,18 @@ def _drawn(setting: Setting) -> list[Entry]:
     matrix.sort(key=lambda entry: entry.method.radius != 1)
     plain = setting.entries.get(Method("plain", 1.0))
     return [entry for entry in (plain, *matrix[:1]) if entry is not None]
+
+
+def _shapes(entries: Sequence[Entry], outliers: str) -> dict[str, dict[str, Any]]:
+    """The histograms of one seed, the lowest that all heads have."""
+    found = {
+        entry.method.full_label: {seed: shape for seed, r in entry.records.items() if (shape := _shape(r, outliers))}
+        for entry in entries
+    }
+    common = set.intersection(*map(set, found.values())) if found else set()
+    return {label: shapes[min(common)] for label, shapes in found.items()} if common else {}
+
+
+def _shape(record: Record, outliers: str) -> dict[str, Any] | None:
+    found: dict[str, Any] = (record.detection or {}).get("sets", {}).get(outliers, {}).get("histograms", {})
+    return found.get("energy")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.comparison import Entry
 from maxsep.lab.report.svg import INK, SOFT, Figure, colour_of, finish, legend_below, panels
 
 KNOWN, OUTSIDE = colour_of("maxsep"), colour_of("scaled")
@@ -16,18 +15,14 @@ _DOTS = 50
 """Points drawn of every known class; the file holds more."""
 
 
-def energy_figure(id: str, title: str, entries: Sequence[Entry], outliers: str) -> Figure | None:
-    """Draw the negative energy of test images and outliers, a panel for each head, of the lowest common seed.
+def energy_figure(id: str, title: str, shapes: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw the negative energy of test images and outliers, a panel for each head, and print the gap of the means.
 
     Args:
         id: Identifier on the page.
         title: The setting and the outliers.
-        entries: The heads.
-        outliers: The set.
+        shapes: For each head's label, a histogram of `detection.json`.
     """
-    shapes = {name: shape for name, shape in _shapes(entries, outliers).items() if shape is not None}
-    if not shapes:
-        return None
     with panels(4.8, 0.8 + 1.75 * len(shapes), len(shapes), 1) as (figure, grid):
         for axes, (name, shape) in zip(grid.flat, shapes.items(), strict=True):
             edges = shape["edges"]
@@ -49,20 +44,6 @@ def energy_figure(id: str, title: str, entries: Sequence[Entry], outliers: str) 
 def _gap(shape: Mapping[str, Any]) -> str:
     stds = shape.get("gap_in_stds")
     return f"{shape['gap']:.2f}" + ("" if stds is None else f" ({stds:.2f} standard deviations)")
-
-
-def _shapes(entries: Sequence[Entry], outliers: str) -> dict[str, Any]:
-    """The histograms of one seed: the lowest that all heads have."""
-    there = [{seed for seed, r in entry.records.items() if _shape(r, outliers)} for entry in entries]
-    common = set.intersection(*there) if there else set()
-    if not common:
-        return {}
-    return {entry.method.full_label: _shape(entry.records[min(common)], outliers) for entry in entries}
-
-
-def _shape(record: Record, outliers: str) -> dict[str, Any] | None:
-    found: dict[str, Any] = (record.detection or {}).get("sets", {}).get(outliers, {}).get("histograms", {})
-    return found.get("energy")
 
 
 def plane_features_figure(id: str, records: Mapping[str, Record]) -> Figure | None:
