@@ -11,9 +11,12 @@ from scipy.io import savemat
 
 from maxsep.lab import grid, recipes
 from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.estimate import num_train
 from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.after import Detect
+from maxsep.lab.recipes.ood import OUTLIERS
 from maxsep.lab.report import render
+from maxsep.lab.report.outliers import SCORES
 
 LIMITS = {"seeds": 1, "epochs": 1, "max_train": 102, "max_test": 10}
 
@@ -94,3 +97,81 @@ def test_nothing_is_done_twice(data, runs):
     summary = reproduce("openset", "dataset=osr_svhn_2,head=plain,radius=1", data, runs)
     assert (len(summary.finished), len(summary.skipped)) == (0, 1)
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/detection.json")} == before
+
+
+def test_the_report_has_all_three(runs, tmp_path):
+    text = render(runs, tmp_path).read_text()
+    for section in ("outliers", "openset", "features"):
+        assert f'<section id="{section}">' in text, section
+    for part in ("MiniPlaces validation", "SVHN test, not the official file", "paper 85.42", "paper 98.33"):
+        assert part in text, part
+    assert "not the same experiment" in text
+
+
+def test_the_protocol_of_ood():
+    specs = recipes.get("ood").specs()
+    assert {spec.seed for spec in specs} == {1, 2, 3}
+    arms = {("plain", 1.0), ("maxsep", 1.0), ("scaled", 0.1), ("maxsep", 0.1)}
+    for optimiser in ("sgd", "adamw"):
+        assert {(s.head, s.radius) for s in specs if s.optimiser == optimiser} == arms
+    for spec in (s for s in specs if s.optimiser == "sgd"):
+        told = (spec.dataset, spec.network, spec.epochs, spec.batch_size, spec.augmentation, spec.normalisation)
+        assert told == ("cifar100", "wrn40_2", 100, 128, "crop_flip", "cifar10_255")
+        told = (spec.learning_rate, spec.momentum, spec.nesterov, spec.weight_decay, spec.precision)
+        assert told == (0.1, 0.9, True, 5e-4, "32-true")
+        assert learning_rate(spec, 99, 390, 391) == pytest.approx(1e-6)
+    wish = recipes.get("ood").after.wish
+    assert (wish.outliers, wish.draw, wish.repeats) == (("svhn", "places", "cifar10"), 2000, 10)
+    assert wish.magnitudes == (0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
+
+
+def test_the_protocol_of_openset():
+    specs = recipes.get("openset").specs()
+    assert len(specs) == 15 * 4, "CIFAR+10 and CIFAR+50 share their models"
+    first = [f"osr_{name}_0" for name in ("cifar10", "cifar+", "svhn")]
+    assert [s.dataset for s in specs[:12]] == [name for name in first for _ in range(4)], "the first split comes first"
+    for spec in specs:
+        told = (spec.network, spec.epochs, spec.batch_size, spec.learning_rate, spec.momentum, spec.weight_decay)
+        assert told == ("vgg32", 600, 128, 0.1, 0.9, 1e-4)
+        digits = "_digits_m18" if "svhn" in spec.dataset else "_m6"
+        assert (spec.augmentation, spec.normalisation) == (f"rand_augment{digits}", "cifar10")
+        rates = [learning_rate(spec, epoch) for epoch in (0, 10, 201, 401, 599)]
+        assert rates == pytest.approx([1e-4, 0.099385, 0.1, 0.1, 0.000125], abs=1e-6)
+    assert {num_train(s) for s in specs if "svhn" in s.dataset} == {42331, 47203, 41684, 47106}
+    assert {num_train(s) for s in specs if "+" in s.dataset} == {20000}
+
+
+def test_the_protocol_of_features2d():
+    specs = recipes.get("features2d").specs()
+    assert [(s.head, s.radius) for s in specs] == [("plain", 1.0), ("maxsep", 1.0)]
+    for spec in specs:
+        assert (spec.dataset, spec.epochs, spec.features_at) == ("osr_cifar10_0", 200, (15, 200))
+        assert dict(spec.network_options) == {"feature_size": 2}
+        assert learning_rate(spec, 100) == pytest.approx(0.05, abs=1e-3), "one cosine, no restarts"
+    assert {s.features_at for s in recipes.get("features2d").specs(epochs=40)} == {(3, 40)}
+    assert {s.features_at for s in recipes.get("features2d").specs(epochs=1)} == {(1,)}
+
+
+def test_every_cell_of_the_papers_tables_is_found():
+    runs = recipes.get("ood").specs(1)
+    found = [paper.detection(s, name, score) for s in runs for name in OUTLIERS for score in SCORES]
+    assert sum(map(bool, found)) == 2 * 2 * 3
+    plain = next(s for s in runs if s.head == "plain")
+    assert paper.detection(plain, "places", "max_softmax") == {"fpr95": 82.86, "auroc": 73.46, "aupr": 93.14}
+    splits = recipes.get("openset").specs(1, only="dataset=osr_cifar+_0|osr_cifar10_0|osr_svhn_0")
+    cells = {
+        (paper.open_set(s, benchmark, score) or paper.PaperNumber(0, "")).value
+        for s in splits
+        for benchmark in ("svhn", "cifar10", "cifar+10", "cifar+50")
+        for score in ("max_softmax", "max_logit", "energy")
+    }
+    assert len(cells - {0}) == 16
+    assert {95.94, 94.31, 97.94, 95.3} <= cells
+
+
+@pytest.mark.parametrize("change", [{"radius": 0.1}, {"optimiser": "adamw"}, {"validation": 0.1}, {"head": "twin"}])
+def test_what_the_paper_did_not_run_has_no_number(change):
+    spec = recipes.get("ood").specs(1, only="head=maxsep,radius=1,optimiser=sgd")[0]
+    assert paper.detection(spec, "svhn", "energy")
+    assert paper.detection(spec.replace(**change), "svhn", "energy") == {}
+    assert paper.detection(spec, "cifar10", "energy") == {}

@@ -17,7 +17,7 @@ from maxsep.lab.engine.evaluation import BATCH
 from maxsep.lab.engine.model import Pipeline
 
 VALIDATION = 1000
-"""Training images on each side of the choice, at most a tenth of all: known ones, and what outsiders are made from."""
+"""Training images on each side of the choice, at most a twentieth of all: known ones, and what outsiders are made from."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def fit_distances(
 
 def _choose(found: Distances, images: Tensor, mean: Tensor, std: Tensor) -> None:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
-    half = min(VALIDATION, max(2, len(images) // 10))
+    half = min(VALIDATION, max(2, len(images) // 20))
     known = found.scores(images[order[:half]])
     for kind, made in outsiders(images[order[half : 2 * half]], mean, std).items():
         other = found.scores(made)
