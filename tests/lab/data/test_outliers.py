@@ -63,6 +63,8 @@ def test_places_as_an_array(tmp_path, monkeypatch):
     assert len(load_outliers("places", tmp_path)) == 2
     np.savez(tmp_path / "places365.npz", test_x=pixels)
     assert origin("places", tmp_path) == "images of places365.npz, source not told"
+    (tmp_path / "places365.txt").write_text("MiniPlaces, packed")
+    assert origin("places", tmp_path) == "MiniPlaces, packed"
     np.savez(tmp_path / "places365.npz", images=pixels.astype(np.float32))
     with pytest.raises(ValueError, match=r"must hold `images`, uint8 of shape \(N, 32, 32, 3\), got float32"):
         load_outliers("places", tmp_path)

@@ -83,8 +83,9 @@ def load_outliers(
 def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
     """Say in words what a set of outliers is: stand-ins are named as such.
 
-    The first line of `ORIGIN.txt` in a dataset's folder (`svhn/`, `places365/`) is believed. Without it, SVHN is called
-    official if its test file is, byte for byte, and Places if its files are named as in the release.
+    The first line of `ORIGIN.txt` in a dataset's folder (`svhn/`, `places365/`) is believed, and for `places365.npz`
+    its entry `origin` or the first line of `places365.txt`. Without it, SVHN is called official if its test file is,
+    byte for byte, and Places if its files are named as in the release.
 
     >>> origin("unknown", like="osr_cifar10_0")
     'CIFAR-10 test, unknown classes'
@@ -151,9 +152,7 @@ def _channels(images: Tensor, count: int) -> Tensor:
 
 
 def _told(root: str | Path | None, folder: str) -> str:
-    path = data_root(folder, root) / folder / ORIGIN
-    lines = path.read_text(encoding="utf-8").strip().splitlines() if path.is_file() else []
-    return lines[0].strip() if lines else ""
+    return _first_line(data_root(folder, root) / folder / ORIGIN)
 
 
 def _told_by_array(root: str | Path | None) -> str:
@@ -163,7 +162,13 @@ def _told_by_array(root: str | Path | None) -> str:
     if not array.is_file():
         return ""
     with np.load(array, allow_pickle=False) as content:
-        return str(content["origin"]) if "origin" in content else "images of places365.npz, source not told"
+        told = str(content["origin"]) if "origin" in content else ""
+    return told or _first_line(array.with_suffix(".txt")) or "images of places365.npz, source not told"
+
+
+def _first_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").strip().splitlines() if path.is_file() else []
+    return lines[0].strip() if lines else ""
 
 
 def _is_official(root: str | Path | None) -> bool:

@@ -17,7 +17,10 @@ from maxsep.lab.engine.evaluation import BATCH
 from maxsep.lab.engine.model import Pipeline
 
 VALIDATION = 1000
-"""Training images on each side of the choice, at most a twentieth of all: known ones, and what outsiders are made from."""
+"""Training images on each side of the choice, at most a twentieth of all: known ones, and the makings of outsiders."""
+
+_STEP_BATCH = {"cuda": 500, "cpu": 100}
+"""Images of one gradient: what it keeps of every layer must fit in memory. Only signs count: no score changes."""
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Distances:
     def scores(self, images: Tensor) -> dict[float, Tensor]:
         """Score uint8 images (N, C, H, W) at every step: {magnitude: (N,)}."""
         rows: dict[float, list[Tensor]] = {magnitude: [] for magnitude in self.magnitudes}
-        for batch in torch.split(images, BATCH):
+        for batch in torch.split(images, _STEP_BATCH["cuda" if images.is_cuda else "cpu"]):
             x = self.pipeline.normalise(batch)
             found = self.detector.sweep(self.pipeline.network.features, x, self.magnitudes, self.std)
             for magnitude, values in found.items():

@@ -104,7 +104,7 @@ def measure_scores(
 
 
 def histogram(known: Tensor, outside: Tensor, bins: int = BINS) -> dict[str, Any]:
-    """Count scores of both sets in common bins, as densities, with the gap between their means.
+    """Count scores of both sets in common bins of one width, as shares of each set, with the gap between their means.
 
     `gap` is the mean of the known minus that of the outliers; `gap_in_stds` divides it by the root of the mean of the
     two variances, so that heads with another scale of logits can be compared.
@@ -117,19 +117,18 @@ def histogram(known: Tensor, outside: Tensor, bins: int = BINS) -> dict[str, Any
     both = torch.cat([known, outside])
     low, high = both.min(), both.max()
     edges = torch.linspace(float(low), float(high) if high > low else float(low) + 1, bins + 1, dtype=torch.float64)
-    width = float(edges[1] - edges[0])
 
-    def density(values: Tensor) -> list[float]:
+    def share(values: Tensor) -> list[float]:
         places = torch.bucketize(values, edges[1:-1], right=True)
         counts = torch.bincount(places, minlength=bins).double()
-        return [round(value, 8) for value in (counts / (len(values) * width)).tolist()]
+        return [round(value, 6) for value in (counts / len(values)).tolist()]
 
     gap = float(known.mean() - outside.mean())
     spread = float(((known.var(correction=0) + outside.var(correction=0)) / 2).sqrt())
     return {
-        "edges": edges.tolist(),
-        "known": density(known),
-        "outside": density(outside),
+        "edges": [float(f"{edge:.8g}") for edge in edges.tolist()],
+        "known": share(known),
+        "outside": share(outside),
         "known_mean": float(known.mean()),
         "outside_mean": float(outside.mean()),
         "gap": gap,

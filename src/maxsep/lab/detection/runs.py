@@ -131,7 +131,7 @@ def ensure_detection(
     record = detect(folder, wish, data_root=data_root, device=device)
     if before is not None and before.get("run") == record["run"]:
         record["sets"] = before["sets"] | record["sets"]
-    replace_file(path, (json.dumps(record, indent=1) + "\n").encode())
+    replace_file(path, (json.dumps(record) + "\n").encode())
     return True
 
 

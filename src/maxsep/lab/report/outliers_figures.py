@@ -37,7 +37,7 @@ def energy_figure(id: str, title: str, shapes: Mapping[str, Mapping[str, Any]]) 
         grid.flat[-1].set_xlabel("negative energy, log \N{N-ARY SUMMATION} exp(logits)")
         legend_below(figure)
         words = "; ".join(f"{name}: mean gap {_gap(shape)}" for name, shape in shapes.items())
-        caption = f"{title}. Densities over all images in common bins; dashed: the means. {words}."
+        caption = f"{title}. Shares of all images in common bins; dashed: the means. {words}."
         return finish(figure, id, title, caption, f"Histograms of negative energy, {title}. {words}.")
 
 
