@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -25,14 +24,14 @@ from maxsep.lab.data import Data, ImageSet
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.progress import choose_progress
-from maxsep.lab.engine.provenance import hardware, versions
+from maxsep.lab.engine.provenance import commit, hardware, versions
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.spec import Execution, RunSpec
 
 TARGET, TOWARD, MOST_LOST = 46_000, 60_000, 0.05
 ROWS = {
-    "float32, plain loop": ("32-true", {}),
+    "float32": ("32-true", {}),
     "+ bfloat16": ("bf16-mixed", {}),
     "+ channels last": ("bf16-mixed", {"channels_last": True}),
     "+ torch.compile": ("bf16-mixed", {"channels_last": True, "compile": True}),
@@ -129,8 +128,8 @@ def main():
             verdict(found[name]["images_per_second"], found[f"{name}, host busy"]["images_per_second"])
         del trainer
         torch.cuda.empty_cache()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    about = {"command": "python benchmarks/train_gpu.py", "date": time.strftime("%Y-%m-%d"), "commit": commit}
+    about: dict[str, object] = {"command": "python benchmarks/train_gpu.py", "date": time.strftime("%Y-%m-%d")}
+    about["commit"] = commit(Path(__file__).parent)
     about |= {"versions": versions(), "hardware": hardware(torch.device("cuda"), 1)}
     about |= {"network": arguments.network, "head": arguments.head, "batch": arguments.batch}
     arguments.out.write_text(json.dumps({"about": about, "results": found}, indent=1) + "\n")

@@ -281,13 +281,36 @@ def test_a_failure_stays_beside_the_run_and_goes_with_its_success(tmp_path):
 
 
 def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
+    events = []
+
     def busy(spec, **_):
-        (tmp_path / spec.name).mkdir()
+        (tmp_path / spec.name).mkdir(exist_ok=True)
         raise BlockingIOError("another process is training it")
 
-    summary = grid.run(SPECS[:1], runs=tmp_path, train=busy, execution=CPU)
-    assert summary.failed[0][1] == "BlockingIOError: another process is training it"
+    second = SPECS[0].replace(start_from=SPECS[0], epochs=1)
+    summary = grid.run([second], runs=tmp_path, train=busy, execution=CPU, on_event=events.append)
+    assert summary.elsewhere == [SPECS[0], second]
+    assert not summary.failed
+    assert {event.kind for event in events} == {"start", "elsewhere"}
+    assert str(summary).startswith("0 trained, 0 already there, 2 in the hands of another process")
     assert list((tmp_path / SPECS[0].name).iterdir()) == []
+
+
+def test_what_another_process_held_is_looked_at_again(tmp_path):
+    """The other process finishes one run and gives up another while this one trains the rest."""
+    held, given_up = SPECS[0], SPECS[1]
+    trainer = Trainer()
+
+    def train(spec, **how):
+        if spec == held or (spec == given_up and SPECS[2] not in trainer.trained):
+            raise BlockingIOError("another process is training it")
+        if spec == SPECS[3]:
+            Trainer()(held, **how)
+        return trainer(spec, **how)
+
+    summary = grid.run(SPECS, runs=tmp_path, train=train, execution=CPU)
+    assert summary.finished == [*SPECS[2:], given_up]
+    assert (summary.skipped, summary.elsewhere) == ([held], [])
 
 
 def test_missing_data_are_one_error(tmp_path):

@@ -8,18 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
+from maxsep.cli.jobs import arguments, side_by_side
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
 from maxsep.cli.show import events, plan_table
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
-    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, "
-    "ood, openset, features2d, runtime, demo."
+    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, beyond_search, beyond, ood, openset, "
+    "features2d, runtime, demo."
 )
 
 
 def command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which table or figure.")],
     data: Data = None,
     download: Download = False,
@@ -39,6 +41,8 @@ def command(
     max_test: Annotated[int | None, typer.Option(min=1, help="At most so many test images.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with an estimate of their time.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the report; by default RUNS/report.")] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the runs: small networks fill no GPU.")] = 1,
     device: Device = "auto",
     fast: Fast = None,
     as_json: Json = False,
@@ -56,12 +60,17 @@ def command(
         return
     limit = None if budget is None else grid.parse_budget(budget)
     grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
+    if jobs > 1:
+        same = arguments(context, ("jobs", "report", "out", "as_json"))
+        status = side_by_side(jobs, ["reproduce", *same, "--no-report"], quiet=as_json)
+        _finish(specs, runs, out, report, as_json)
+        raise typer.Exit(status)
     show: dict[str, Any] = {} if as_json else {"on_event": events()}
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
         runs=runs, budget=limit, data_root=data, download=download, execution=how, progress=not as_json, **show,
     )  # fmt: skip
-    page = render(runs, out or runs / "report") if summary.finished or summary.skipped else None
+    page = render(runs, out or runs / "report") if report and (summary.finished or summary.skipped) else None
     if as_json:
         told = {
             "finished": [spec.name for spec in summary.finished],
@@ -77,3 +86,19 @@ def command(
         if page is not None:
             typer.echo(f"report: {page}")
     raise typer.Exit(summary.status)
+
+
+def _finish(specs: Any, runs: Path, out: Path | None, report: bool, as_json: bool) -> None:
+    """Say how far several processes came together, and write the report."""
+    from maxsep.lab import grid
+    from maxsep.lab.report import render
+
+    planned = grid.plan(specs, runs=runs)
+    done = sum(run.state == "finished" for run in planned)
+    page = render(runs, out or runs / "report") if report and done else None
+    if as_json:
+        told = {"finished": [run.spec.name for run in planned if run.state == "finished"]}
+        told |= {"left": [run.spec.name for run in planned if run.state != "finished"]}
+        typer.echo(json.dumps(told | {"report": None if page is None else str(page)}))
+    else:
+        typer.echo(f"{done} of {len(planned)} runs are there" + ("" if page is None else f"\nreport: {page}"))

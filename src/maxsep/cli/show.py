@@ -21,6 +21,8 @@ def events() -> Callable[[Event], None]:
             typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.name}")
         elif event.kind == "failed":
             typer.echo(f"{place} FAILED: {event.message}")
+        elif event.kind == "elsewhere":
+            typer.echo(f"{place} in the hands of another process: {event.spec.name}")
         elif event.kind == "finished":
             typer.echo(f"{place} done in {format_seconds(event.seconds)}")
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -54,7 +55,7 @@ class Event:
     `seconds` is the estimate when a run starts or is postponed, and the measured time when it ends.
     """
 
-    kind: Literal["start", "finished", "skipped", "failed", "postponed"]
+    kind: Literal["start", "finished", "skipped", "failed", "postponed", "elsewhere"]
     spec: RunSpec
     index: int
     total: int
@@ -70,6 +71,8 @@ class Summary:
     skipped: list[RunSpec] = field(default_factory=list)
     failed: list[tuple[RunSpec, str]] = field(default_factory=list)
     postponed: list[RunSpec] = field(default_factory=list)
+    elsewhere: list[RunSpec] = field(default_factory=list)
+    """Runs that another process is training, and runs that start from one of these."""
     interrupted: int = 0
     """The exit status of an interruption: 130 after Ctrl-C, 143 after a request to end; 0 without one."""
     seconds: float = 0.0
@@ -88,6 +91,8 @@ class Summary:
             parts.append(f"{len(self.failed)} failed")
         if self.postponed:
             parts.append(f"{len(self.postponed)} left for next time")
+        if self.elsewhere:
+            parts.append(f"{len(self.elsewhere)} in the hands of another process")
         text = f"{', '.join(parts)} in {format_seconds(self.seconds)}"
         text += " (interrupted; the same command goes on)" if self.interrupted else ""
         return "\n".join([text, *self.notes])
@@ -192,6 +197,9 @@ def run(
     its place; the same call later goes on with the rest. The estimate uses the measured speed of finished runs, so
     the first run of a kind may overrun; nothing is lost then, because an interrupted run is resumed.
 
+    Several processes may make the same call: they share the work, because a run that one of them trains is left alone
+    by the others. Once they come to the end of the list they look again at what was taken.
+
     Args:
         specs: The runs.
         runs: The folder of run folders.
@@ -200,7 +208,7 @@ def run(
         only: Keep the runs that `Selection` finds.
         budget: Time for the whole call, as `parse_budget` reads it.
         train: Trains one run; `maxsep.lab.engine.train` by default.
-        on_event: Called when a run starts, ends, is skipped, fails or is postponed.
+        on_event: Called when a run starts, ends, is skipped, fails, is postponed or is in another process's hands.
         progress: Whether each run shows its own progress.
         download: Whether missing datasets may be fetched.
         after: Called with every run that was trained; its time counts as the run's, and its failure too.
@@ -334,7 +342,7 @@ def _may_choose(summary: Summary) -> bool:
             f"No radius was chosen: {failed} run{'' if failed == 1 else 's'} of the search failed. Mend the cause; the "
             "same command trains them again."
         )
-    return not (failed or summary.interrupted or summary.postponed)
+    return not (failed or summary.interrupted or summary.postponed or summary.elsewhere)
 
 
 def chosen_radii(specs: Sequence[RunSpec], runs: str | Path) -> dict[str, float]:
@@ -369,30 +377,45 @@ class _Job:
     def run(self, specs: Sequence[RunSpec], deadline: float | None) -> Summary:
         summary, start = Summary(), self.clock()
         estimator = Estimator(self.runs, self.execution)
-        for index, spec in enumerate(specs, 1):
+        left = list(enumerate(specs, 1))
+        while left:
+            taken, summary.elsewhere = summary.elsewhere, []
+            for index, spec in left:
+                tell = partial(self._tell, spec, index, len(specs))
+                if not self._consider(spec, summary, tell, deadline, estimator):
+                    break
+                estimator.refresh()
+            # what another process held may be free by now, or have let a second stage go on
+            again = summary.elsewhere != taken and not summary.interrupted
+            left = [(index, spec) for index, spec in left if again and spec in summary.elsewhere]
+        summary.seconds = self.clock() - start
+        return summary
 
-            def tell(kind: Any, seconds: float, message: str = "", spec: RunSpec = spec, index: int = index) -> None:
-                self.on_event(Event(kind, spec, index, len(specs), seconds, message))
+    def _tell(self, spec: RunSpec, index: int, total: int, kind: Any, seconds: float, message: str = "") -> None:
+        self.on_event(Event(kind, spec, index, total, seconds, message))
 
-            if is_finished(Path(self.runs) / spec.name):
-                summary.skipped.append(spec)
-                tell("skipped", 0.0)
-                continue
-            if reason := self._blocked(spec, summary):
-                summary.failed.append((spec, reason))
-                tell("failed", 0.0, reason)
-                continue
+    def _consider(
+        self, spec: RunSpec, summary: Summary, tell: Callable[..., None], deadline: float | None, estimator: Estimator
+    ) -> bool:
+        """Train a run if it is due; false if the user interrupted."""
+        if is_finished(Path(self.runs) / spec.name):
+            summary.skipped.append(spec)
+            tell("skipped", 0.0)
+        elif reason := self._blocked(spec, summary):
+            summary.failed.append((spec, reason))
+            tell("failed", 0.0, reason)
+        elif spec.start_from in summary.elsewhere:
+            summary.elsewhere.append(spec)
+            tell("elsewhere", 0.0)
+        else:
             guess = estimator.estimate(spec).seconds
             if spec.start_from in summary.postponed or (deadline is not None and self.clock() + guess > deadline):
                 summary.postponed.append(spec)
                 tell("postponed", guess)
-                continue
-            tell("start", guess)
-            if not self._one(spec, summary, tell):
-                break
-            estimator.refresh()
-        summary.seconds = self.clock() - start
-        return summary
+            else:
+                tell("start", guess)
+                return self._one(spec, summary, tell)
+        return True
 
     def _blocked(self, spec: RunSpec, summary: Summary) -> str:
         """Say why a run cannot start: the run it starts from has failed in this call."""
@@ -417,6 +440,9 @@ class _Job:
         except SystemExit as stop:  # the engine saved the run's state before it gave way to a signal
             summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
             return False
+        except BlockingIOError:
+            summary.elsewhere.append(spec)
+            tell("elsewhere", self.clock() - begin)
         except Exception as error:  # whatever stops one run must not stop the others
             message = f"{type(error).__name__}: {error}"
             if not folder.exists():  # the run failed before its folder was made
@@ -446,6 +472,7 @@ def _merge(summary: Summary, other: Summary, seen: set[RunSpec]) -> None:
     summary.skipped += [spec for spec in other.skipped if spec not in seen]
     summary.failed += [pair for pair in other.failed if pair[0] not in seen]
     summary.postponed += other.postponed
+    summary.elsewhere += other.elsewhere
     summary.interrupted = summary.interrupted or other.interrupted
     summary.seconds += other.seconds
     summary.notes += other.notes

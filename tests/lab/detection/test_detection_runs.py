@@ -12,6 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from maxsep.lab.data import load, load_outliers
 from maxsep.lab.detection import FILE, Wish, covers, detect, ensure_detection, read_detection
 from maxsep.lab.engine import load_model, train
+from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.spec import RunSpec
 
 CHEAP = {"mahalanobis": False, "repeats": 0}
@@ -97,6 +98,11 @@ def test_it_is_made_once_and_sets_are_added(folder, noise, tmp_path):
     assert ensure_detection(folder, Wish(outliers=(other,), **CHEAP), device="cpu")
     assert set(read_detection(folder)["sets"]) == {noise, other}
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_processes_do_not_detect_side_by_side(folder, noise):
+    with RunFolder(folder).lock(), pytest.raises(BlockingIOError, match="another process"):
+        ensure_detection(folder, Wish(outliers=(noise,), **CHEAP), device="cpu")
 
 
 def test_a_damaged_record_is_made_anew(folder, noise):

@@ -1,3 +1,4 @@
+import subprocess
 from importlib.metadata import PackageNotFoundError
 
 import torch
@@ -32,3 +33,32 @@ def test_hardware_names_the_processor_and_the_threads():
     assert told["device"] == "cpu"
     assert told["cpu"]
     assert told["threads"] == torch.get_num_threads()
+
+
+def test_the_source_digest_follows_names_and_contents(tmp_path):
+    (tmp_path / "a.py").write_text("one")
+    first = provenance.source(tmp_path)
+    assert first == provenance.source(tmp_path)
+    (tmp_path / "notes.txt").write_text("no source")
+    assert first == provenance.source(tmp_path)
+    (tmp_path / "a.py").write_text("two")
+    second = provenance.source(tmp_path)
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert len({first, second, provenance.source(tmp_path)}) == 3
+
+
+def test_a_commit_is_named_and_says_when_files_were_changed(tmp_path):
+    def git(*arguments):
+        own = ["-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run(["git", *own, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert provenance.commit(tmp_path) is None
+    git("init")
+    (tmp_path / "a.py").write_text("one")
+    git("add", "a.py")
+    git("commit", "-m", "first")
+    clean = provenance.commit(tmp_path)
+    assert len(clean) >= 7
+    (tmp_path / "a.py").write_text("two")
+    assert provenance.commit(tmp_path) == f"{clean}-dirty"
+    assert provenance.commit(tmp_path / "nowhere") is None

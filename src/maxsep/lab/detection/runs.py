@@ -27,6 +27,7 @@ from maxsep.lab.detection.measures import (
 )
 from maxsep.lab.engine.evaluation import BATCH, predict
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.runs import load_model, load_run
 from maxsep.lab.spec import RunSpec
 
@@ -123,15 +124,19 @@ def ensure_detection(
 
     Returns:
         Whether something was computed.
+
+    Raises:
+        BlockingIOError: Another process has the run in its hands.
     """
     path = Path(folder) / FILE
-    before = read_detection(folder)
-    if before is not None and covers(before, wish):
-        return False
-    record = detect(folder, wish, data_root=data_root, device=device)
-    if before is not None and before.get("run") == record["run"]:
-        record["sets"] = before["sets"] | record["sets"]
-    replace_file(path, (json.dumps(record) + "\n").encode())
+    with RunFolder(path.parent).lock():
+        before = read_detection(folder)
+        if before is not None and covers(before, wish):
+            return False
+        record = detect(folder, wish, data_root=data_root, device=device)
+        if before is not None and before.get("run") == record["run"]:
+            record["sets"] = before["sets"] | record["sets"]
+        replace_file(path, (json.dumps(record) + "\n").encode())
     return True
 
 

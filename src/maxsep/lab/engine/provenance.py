@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from maxsep import __version__
+import maxsep
 
 _PACKAGES = {
     # pytorch-lightning brings the module lightning_fabric along, without the package of that name
@@ -30,13 +32,38 @@ def versions() -> dict[str, str | None]:
     ['cuda', 'cudnn', 'lightning-fabric']
     """
     # maxsep and torch say it themselves: either may run from a source tree that no package manager knows
-    found: dict[str, str | None] = {"python": platform.python_version(), "maxsep": __version__}
+    found: dict[str, str | None] = {"python": platform.python_version(), "maxsep": maxsep.__version__}
+    found["source"] = source(Path(maxsep.__file__).parent)
     found["torch"] = str(torch.__version__)
     found |= {name: _first_version(packages) for name, packages in _PACKAGES.items()}
     found["cuda"] = torch.version.cuda
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
     found["cudnn"] = str(cudnn) if cudnn else None
     return found
+
+
+def source(folder: Path) -> str:
+    """Digest the source files of a package: twelve digits that name its state where no repository can be asked.
+
+    >>> len(source(Path(maxsep.__file__).parent))
+    12
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def commit(folder: Path) -> str | None:
+    """Name the commit that a folder stands at, `-dirty` if files were changed since; None outside a repository."""
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True, text=True, check=True, cwd=folder,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return asked.stdout.strip()
 
 
 def _first_version(packages: tuple[str, ...]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -101,7 +102,8 @@ class Detect:
             elif place.is_late:
                 notes.append("Detection is not complete: the budget was spent. The same command goes on.")
             else:
-                ensure_detection(folder, self.wish, data_root=place.data_root, device=place.device)
+                with suppress(BlockingIOError):  # another process that shares these runs is at it
+                    ensure_detection(folder, self.wish, data_root=place.data_root, device=place.device)
         return " ".join(dict.fromkeys(notes))
 
     def _is_done(self, folder: Path) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 from maxsep.lab.spec import RunSpec
 
 _NETWORKS = {"resnet34": "resnet", "convnet": "convnet"}
+_AUGMENTATIONS = ("none", "crop_flip", "crop_flip_rotate")
+"""With a stronger one it is another experiment than the paper's."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,17 @@ def table1(spec: RunSpec) -> PaperNumber | None:
     69.7
     """
     return _number("table1_cifar", spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
+
+
+def best_of_table1(spec: RunSpec) -> PaperNumber | None:
+    """Look up the better of the paper's two heads in a run's cell of Table 1, whatever the run itself was.
+
+    >>> best_of_table1(RunSpec(dataset="cifar100", network="resnet34", imbalance=0.2, loss="logit_adjusted")).value
+    66.01
+    """
+    heads = ("plain", "maxsep")
+    cells = [_number("table1_cifar", spec.dataset, _network(spec), head, _factor(spec)) for head in heads]
+    return max((cell for cell in cells if cell is not None), key=lambda cell: cell.value, default=None)
 
 
 def error_bar(spec: RunSpec) -> PaperNumber | None:
@@ -190,7 +203,9 @@ def _network(spec: RunSpec) -> str | None:
 
 def _paper_head(spec: RunSpec) -> str | None:
     """The paper's row: it has no control, and `maxsep` at the radius it used alone."""
-    if spec.loss != "cross_entropy" or spec.validation or spec.head_options:
+    if spec.loss != "cross_entropy" or spec.validation or spec.head_options or spec.mixup:
+        return None
+    if spec.augmentation not in _AUGMENTATIONS:
         return None
     if spec.head == "plain":
         return "plain"

@@ -32,7 +32,7 @@ _NETWORKS = {
     **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32"},
 }
 _QUIET = (
-    *("dataset", "network", "imbalance", "validation", "augmentation", "normalisation"),
+    *("dataset", "network", "imbalance", "validation", "normalisation"),
     *("schedule", "schedule_options", "evaluate_every"),
 )
 """Fields a label says in its own words, or that follow from the others in every protocol."""
@@ -197,7 +197,7 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
     for setting in settings:
         key = (setting.spec.dataset, setting.spec.network)
         peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == key]
-        varying[key] = {name for name in names if len({getattr(peer, name) for peer in peers}) > 1}
+        varying[key] = {name for name in names if _varies(name, peers)}
         if "optimiser" in varying[key] and _follows(peers):
             varying[key] -= set(_OF_OPTIMISER)
     return {
@@ -214,6 +214,12 @@ def _follows(specs: Sequence[RunSpec]) -> bool:
     """Whether the optimiser's name says its settings, too."""
     told = {(spec.optimiser, *(getattr(spec, name) for name in _OF_OPTIMISER)) for spec in specs}
     return len(told) == len({spec.optimiser for spec in specs})
+
+
+def _varies(name: str, peers: Sequence[RunSpec]) -> bool:
+    # the paper's protocol rotates balanced data alone: there the imbalance says it already
+    given = {(getattr(peer, name), peer.imbalance if name == "augmentation" else 1.0) for peer in peers}
+    return len(given) > len({imbalance for _, imbalance in given})
 
 
 def dataset_label(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.report import fisher, openset, outliers, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
+from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
 from maxsep.lab.report.comparison import Setting, settings_of
 from maxsep.lab.report.family import Family, family
@@ -67,6 +68,8 @@ def build(
     tests = family(closed)
     found = (
         sections.accuracy_section(closed, tests),
+        beyond_section(closed),
+        search_section(validation),
         shots_section(closed),
         sections.radius_section(validation, closed),
         sections.frequency_section(closed),

@@ -1,0 +1,46 @@
+"""Several processes that share the work of one command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import typer
+
+
+def arguments(context: typer.Context, without: Sequence[str] = ()) -> list[str]:
+    """Write the options and arguments of a running command as its command line again.
+
+    Args:
+        context: Of the running command.
+        without: Names of parameters to leave out.
+    """
+    written: list[str] = []
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name in without or value is None:
+            continue
+        if parameter.param_type_name == "argument":
+            written.append(str(value))
+        elif isinstance(value, bool):
+            switch = parameter.opts if value else parameter.secondary_opts
+            written += switch[:1]
+        else:
+            written += [parameter.opts[0], str(value)]
+    return written
+
+
+def side_by_side(count: int, command: Sequence[str], *, quiet: bool = False) -> int:
+    """Run a verb in several processes at once and wait for all; give the first exit status that is not 0, or 0.
+
+    An interruption from the keyboard reaches every process by itself; each saves its run before it ends.
+    """
+    output = subprocess.DEVNULL if quiet else None
+    processes = [subprocess.Popen([sys.executable, "-m", "maxsep", *command], stdout=output) for _ in range(count)]
+    while True:
+        try:
+            statuses = [process.wait() for process in processes]
+        except KeyboardInterrupt:
+            continue
+        return next((status for status in statuses if status), 0)
