@@ -35,4 +35,4 @@ unit: setup
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
 clean:
-	rm -rf $(VENV) runs demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs demo bench .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,19 +28,24 @@ __all__ = ["Certificate", "certify", "coefficients", "simplex"]
 
 
 def coefficients(
-    num_classes: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+    num_classes: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+    rows: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the diagonal `s` and the negated off-diagonal `r` of P, each of shape (C-1,), in O(C).
 
     Both are computed in float64 from integers and rounded once: float32 cannot count beyond 2^24, and n (n+1)
-    leaves int32 at n = 46,341.
+    leaves int32 at n = 46,341. With `rows`, only those of rows start to stop - 1 are made.
 
     >>> s, r = coefficients(3)
     >>> s.tolist(), r.tolist()
     ([1.0, 0.8660254037844386], [0.5, 0.8660254037844386])
     """
     k = num_classes - 1
-    n = torch.arange(k, 0, -1, dtype=torch.float64, device=device)
+    start, stop = rows or (0, k)
+    n = torch.arange(k - start, k - stop, -1, dtype=torch.float64, device=device)
     s = (n / (n + 1) * (num_classes / k)).sqrt()
     return s.to(dtype), (s / n).to(dtype)
 

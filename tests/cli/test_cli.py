@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from maxsep.cli.app import app
 
-VERBS = ["demo", "train", "reproduce", "evaluate", "report", "matrix"]
+VERBS = ["demo", "train", "reproduce", "evaluate", "predict", "export", "report", "matrix", "bench"]
 runner = CliRunner()
 
 
@@ -52,11 +52,16 @@ def test_options_are_frozen():
     """A new option is a promise: add it here when it is meant."""
     shared = {"--data", "--download", "--no-download", "--runs", "--device", "--fast", "--no-fast", "--json"}
     assert options("matrix") == {"--draw", "--json"}
+    shown = {"--classes", "--batch", "--features", "--threads", "--quick", "--out"}
+    assert options("bench") == shown | {"--device", "--json"}
     assert options("report") == {"--out", "--title"}
     assert options("evaluate") == {"--data", "--ood", "--out", "--device", "--json"}
+    assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
+    assert options("export") == {"--out", "--format"}
     assert options("demo") == {"--out", "--seeds", "--epochs"}
     assert options("reproduce") >= shared | {"--only", "--seeds", "--epochs", "--budget", "--dry-run", "--precision"}
     assert options("train") >= shared | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--seed"}
+    assert options("train") >= {"--validation", "--calibration"}
 
 
 def test_version():
@@ -213,6 +218,9 @@ def test_demo_ends_with_the_path_of_a_report(tmp_path):
         (["reproduce", "table1", "--only", "imbalance=0.5", "--dry-run"], "no run matches"),
         (["reproduce", "table1", "--data", "nowhere", "--runs", "nothing"], "cifar100 is not in nowhere"),
         (["evaluate", "nowhere"], "nowhere"),
+        (["train", "--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
+        (["predict", "nowhere", "a.png"], "nowhere is neither a finished run"),
+        (["export", "nowhere", "--out", "model"], "nowhere holds no finished run"),
         (["report", "nowhere"], "nowhere is not a folder"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -100,3 +100,25 @@ def test_a_short_training_compiled_and_captured_follows_the_eager_one():
         return torch.tensor(found)
 
     torch.testing.assert_close(losses(True), losses(False), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("data_parallel", [False, True])
+def test_class_parallel_head_on_one_rank(tmp_path, data_parallel):
+    whole = MaxSeparationHead(16, 1_000, 0.5).double()
+    x, target = torch.randn(8, 16), torch.arange(8) * 100
+    expected = F.cross_entropy(whole(x.double()), target, label_smoothing=0.1)
+    (expected_rows,) = torch.autograd.grad(F.cross_entropy(whole(x.double()), target), whole.weight)
+    place = f"file://{tmp_path}/ranks"
+    torch.distributed.init_process_group("nccl", init_method=place, rank=0, world_size=1)
+    try:
+        head = heads.ClassParallelHead(16, 1_000, 0.5, data_parallel=data_parallel, device="cuda")
+        head.load_full_state_dict(whole.state_dict())
+        own = x.cuda().requires_grad_()
+        loss = head.loss(own, target.cuda(), label_smoothing=0.1)
+        torch.testing.assert_close(loss.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+        (gradient,) = torch.autograd.grad(head.loss(own, target.cuda()), head.weight)
+        torch.testing.assert_close(gradient.cpu().double(), expected_rows, atol=1e-5, rtol=1e-4)
+        assert torch.equal(head.predict(own).cpu(), whole(x.double()).argmax(1))
+        assert head.loss(own, target.cuda() + 1_000).isnan()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -43,6 +43,7 @@ def test_images_of_the_long_tails(dataset, imbalance, count):
 def test_limits_and_hold_out_count():
     assert num_train(SPEC.replace(max_train=100)) == 100
     assert num_train(SPEC.replace(validation=0.1)) == 45_000
+    assert num_train(SPEC.replace(calibration=0.1)) == 45_000
     assert num_train(RunSpec(dataset="folder:birds")) > 0
 
 

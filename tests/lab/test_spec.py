@@ -65,9 +65,17 @@ def test_what_both_stages_share_changes_in_both():
     assert (changed.epochs, first.epochs) == (3, 20)
 
 
+def test_data_held_out_for_calibration_names_another_run():
+    assert RunSpec(calibration=0.0).digest == RunSpec().digest
+    assert RunSpec(calibration=0.1).digest != RunSpec().digest
+    assert STAGED.replace(calibration=0.1).start_from.calibration == 0.1, "no stage may train on it"
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
+        ({"calibration": 1.0}, "calibration must be a fraction in [0, 1), got 1.0"),
+        ({"calibration": 0.1, "start_from": RunSpec()}, "these differ in calibration. Change both"),
         ({"mixup": -1.0}, "mixup must be 0 or a positive finite number, got -1.0"),
         ({"sampler": "random"}, "sampler must be one of instance, class_balanced, got 'random'"),
         ({"backbone": "cold"}, "backbone must be one of trained, frozen, frozen_shifted_norm, got 'cold'"),

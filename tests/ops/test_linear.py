@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, simplex
 from maxsep.ops import linear, separate, separate_linear
+from maxsep.ops.linear import padded_linear
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def taken(monkeypatch):
 @pytest.mark.parametrize("leading", [(7,), (2, 3), (1,), ()])
 @pytest.mark.parametrize("bias", [True, False])
 def test_equals_the_two_steps(taken, leading, bias):
-    x = torch.randn(*leading, 5, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(29, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(*leading, 9, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(29, 9, dtype=torch.float64, requires_grad=True)
     b = torch.randn(29, dtype=torch.float64, requires_grad=True) if bias else None
     inputs = [x, weight] + ([b] if bias else [])
     result = separate_linear(x, weight, b, 0.3)
@@ -44,8 +45,8 @@ def test_equals_the_two_steps(taken, leading, bias):
 
 
 def test_derivatives_of_every_order(taken):
-    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *a: separate_linear(*a, 0.7), (x, weight, bias))
     assert torch.autograd.gradgradcheck(lambda *a: separate_linear(*a, 0.7), (x, weight, bias))
@@ -53,9 +54,9 @@ def test_derivatives_of_every_order(taken):
 
 
 def test_only_what_is_asked_for_gets_a_gradient(taken):
-    head = MaxSeparationHead(5, 30)
+    head = MaxSeparationHead(9, 30)
     head.weight.requires_grad_(False)
-    x = torch.randn(7, 5)
+    x = torch.randn(7, 9)
     head(x).square().sum().backward()
     assert taken
     assert head.weight.grad is None
@@ -63,8 +64,8 @@ def test_only_what_is_asked_for_gets_a_gradient(taken):
 
 
 def test_layouts(taken):
-    head = MaxSeparationHead(5, 30)
-    for x in (torch.randn(5, 7).T, torch.randn(7, 10)[:, ::2], torch.randn(1, 5).expand(7, 5)):
+    head = MaxSeparationHead(9, 30)
+    for x in (torch.randn(9, 7).T, torch.randn(7, 18)[:, ::2], torch.randn(1, 9).expand(7, 9)):
         torch.testing.assert_close(head(x), separate(head.features(x)))
     assert len(taken) == 3
 
@@ -80,8 +81,8 @@ def test_layouts(taken):
     ids=["vmap", "jvp", "compile", "empty"],
 )
 def test_transformed_calls_take_the_two_steps(taken, around):
-    head = MaxSeparationHead(5, 30)
-    x = torch.randn(7, 5)
+    head = MaxSeparationHead(9, 30)
+    x = torch.randn(7, 9)
     result = around(head, x)
     assert not taken
     expected = separate(head.features(x), head.radius)
@@ -89,18 +90,90 @@ def test_transformed_calls_take_the_two_steps(taken, around):
 
 
 def test_autocast_takes_the_two_steps(taken):
-    head, x = MaxSeparationHead(5, 30), torch.randn(7, 5)
+    head, x = MaxSeparationHead(9, 30), torch.randn(7, 9)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(x).dtype == torch.float32
     assert not taken
 
 
 def test_large_batch_for_real():
-    head, x = MaxSeparationHead(16, 20_000, radius=0.1), torch.randn(40, 16, requires_grad=True)
-    assert linear._in_one_buffer(x, head.weight, head.bias)
+    head, x = MaxSeparationHead(64, 20_000, radius=0.1), torch.randn(40, 64, requires_grad=True)
+    assert linear._in_one_buffer(x, head.weight)
     y = torch.randint(20_000, (40,))
     wanted = [x, head.weight, head.bias]
     ours = torch.autograd.grad(F.cross_entropy(head(x), y), wanted)
     theirs = torch.autograd.grad(F.cross_entropy(separate(head.features(x), 0.1), y), wanted)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def both_sides(leading, features, num_classes, dtype=torch.float64, bias=True):
+    x = torch.randn(*leading, features, dtype=dtype, requires_grad=True)
+    weight = torch.randn(num_classes - 1, features, dtype=dtype, requires_grad=True)
+    b = torch.randn(num_classes - 1, dtype=dtype, requires_grad=True) if bias else None
+    return x, weight, b
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("leading", [(30,), (5, 6)])
+def test_many_samples_and_few_features_put_the_matrix_on_the_weight(monkeypatch, leading, bias):
+    monkeypatch.setattr(linear, "BLOCK", 16)
+    x, weight, b = both_sides(leading, 4, 20, bias=bias)
+    assert linear._weight_is_smaller(x, weight)
+    result = separate_linear(x, weight, b, 0.3)
+    reference = 0.3 * F.linear(x, weight, b) @ simplex(20, dtype=torch.float64)
+    torch.testing.assert_close(result, reference)
+    inputs, g = [x, weight] + ([b] if bias else []), torch.randn_like(result)
+    ours, theirs = (torch.autograd.grad(y, inputs, g, retain_graph=True) for y in (result, reference))
+    for a, c in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, c)
+    assert torch.autograd.gradgradcheck(lambda *a: separate_linear(*a, None, 0.7), (x[:2], weight))
+
+
+@pytest.mark.parametrize("samples", [2_000, 20])
+def test_either_side_keeps_the_precision_of_float32(samples):
+    x, weight, b = both_sides((samples,), 64, 5_000, torch.float32)
+    assert linear._weight_is_smaller(x, weight) == (samples > 64)
+    result, g = separate_linear(x, weight, b, 1.0), torch.randn(samples, 5_000)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight, b)]
+    reference = separate(F.linear(*wide), impl="scan")
+    assert ((result - reference).abs().max() / reference.abs().max()).item() <= 2e-6
+    ours, theirs = torch.autograd.grad(result, (x, weight, b), g), torch.autograd.grad(reference, wide, g.double())
+    for a, c in zip(ours, theirs, strict=True):
+        assert ((a - c).abs().max() / c.abs().max()).item() <= 5e-6
+
+
+def test_the_side_is_chosen_by_what_moves_fewer_bytes():
+    def chosen(samples, features, num_classes=1_000, dtype=torch.float32):
+        x, weight, _ = both_sides((samples,), features, num_classes, dtype)
+        return linear._weight_is_smaller(x, weight)
+
+    assert chosen(1024, 512)
+    assert not chosen(512, 512)
+    assert not chosen(1024, 2048)
+    assert not chosen(128, 64, 10)  # too small to matter
+    assert not chosen(1024, 512, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not chosen(1024, 512)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_padded_rows(bias):
+    x, weight, b = both_sides((2, 3), 4, 10, bias=bias)
+    z = padded_linear(x, weight, b)
+    assert z.stride() == (30, 10, 1)
+    torch.testing.assert_close(z, F.linear(x, weight, b))
+    inputs = [x, weight] + ([b] if bias else [])
+    assert torch.autograd.gradcheck(lambda *a: padded_linear(*a, *[None] * (3 - len(a))), inputs)
+    assert torch.autograd.gradgradcheck(lambda *a: padded_linear(*a, *[None] * (3 - len(a))), inputs)
+    torch.library.opcheck(linear.linear_op, (x.detach(), weight.detach().requires_grad_(), None))
+    assert padded_linear(x, weight[:8], None).is_contiguous()
+
+
+def test_padded_rows_of_one_sample_and_of_half_precision():
+    x, weight, b = both_sides((), 4, 10, torch.float32)
+    torch.testing.assert_close(padded_linear(x, weight, b), F.linear(x, weight, b))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = padded_linear(x[None], weight, b)
+    assert z.dtype == torch.bfloat16
+    assert z.stride() == (16, 1)

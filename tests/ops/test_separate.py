@@ -327,8 +327,6 @@ def test_bad_input(impl, x, radius, kind, told):
 def test_bad_implementation():
     with pytest.raises(ValueError, match="impl must be one of auto, dense, scan, triton, got 'fast'"):
         separate(torch.randn(3, 2), impl="fast")
-    with pytest.raises(RuntimeError, match="impl='triton' is not available in this version"):
-        separate(torch.randn(3, 2), impl="triton")
 
 
 def test_module_refuses_the_wrong_width():

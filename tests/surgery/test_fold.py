@@ -179,3 +179,53 @@ def test_autocast_and_inference_mode_around_the_call_change_nothing():
     assert ((folded(x) - head(x)).abs().max() / head(x).abs().max()).item() <= 1e-5
     folded(x).sum().backward()
     assert folded.weight.grad is not None
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_head_without_parameters_folds_in_its_own_precision(normalise):
+    head, x = ETFHead(12, 5, 0.3, normalise=normalise).double(), torch.randn(10, 12, dtype=torch.float64)
+    assert relative_error(maxsep.fold(head)(x), head(x)) <= 1e-14
+    assert relative_error(maxsep.fold(ETFHead(12, 5, 0.3, dtype=torch.float64))(x), ETFHead(12, 5, 0.3)(x)) <= 1e-14
+    model = nn.Sequential(nn.Linear(12, 12).double(), ETFHead(12, 5, 0.3, normalise=normalise))
+    assert relative_error(maxsep.fold(model)(x), model(x)) <= 1e-14
+    assert next(maxsep.fold(ETFHead(12, 5)).parameters()).dtype == torch.float32
+    assert head.class_vectors().dtype == torch.float64
+
+
+def test_a_saved_head_without_parameters_fills_a_double_layer_exactly(tmp_path):
+    head, layer = ETFHead(6, 5, 0.3).double(), nn.Linear(6, 5, bias=False).double()
+    maxsep.load(maxsep.save(head, tmp_path / "head"), layer)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), head(x), rtol=1e-14, atol=1e-14)
+
+
+class Sharpened(MaxSeparationHead):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class SharpenedFolded(Sharpened):
+    def linear_form(self):
+        weight, bias = super().linear_form()
+        return 2 * weight, 2 * bias
+
+
+class Clipped(ETFHead):
+    def features(self, x):
+        return super().features(x).clamp(-1, 1)
+
+
+class Flipped(MaxSeparation):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+def test_a_forward_of_ones_own_is_not_ignored():
+    with pytest.raises(ValueError, match=r"Sharpened has a forward\(\) of its own, .* from MaxSeparationHead: the fol"):
+        maxsep.fold(nn.Sequential(nn.Linear(4, 4), Sharpened(4, 3)))
+    with pytest.raises(ValueError, match=r"Clipped has a features\(\) of its own"):
+        maxsep.fold(Clipped(12, 5))
+    with pytest.raises(ValueError, match=r"Flipped has a forward\(\) of its own"):
+        maxsep.fold(nn.Sequential(nn.Linear(4, 2), Flipped(3)))
+    head, x = SharpenedFolded(4, 3), torch.randn(5, 4)
+    assert relative_error(maxsep.fold(head)(x), head(x)) <= 1e-5

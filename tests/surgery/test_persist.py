@@ -11,6 +11,7 @@ from torch import nn
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead
 from maxsep.heads import build, names
+from maxsep.surgery.whole_folder import write_folder
 
 
 def mlp(num_classes: int = 3, radius: float = 0.5) -> nn.Sequential:
@@ -23,9 +24,11 @@ X = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
 def test_everything_that_was_given_comes_back(tmp_path):
     model = mlp()
     how = {"size": [32, 32], "mean": 0.5, "name": "größe"}
-    assert maxsep.save(model, tmp_path / "m", labels=["a", "b", "c"], preprocessing=how, threshold=-1) == tmp_path / "m"
+    given = {"labels": ["a", "b", "c"], "preprocessing": how, "threshold": -1, "extra": {"network": "mlp"}}
+    assert maxsep.save(model, tmp_path / "m", **given) == tmp_path / "m"
     saved = maxsep.load(str(tmp_path / "m"), mlp())
     assert (saved.labels, saved.radius, saved.preprocessing, saved.threshold) == (("a", "b", "c"), 0.5, how, -1.0)
+    assert saved.extra == {"network": "mlp"}
     assert saved.maxsep_version == maxsep.__version__
     assert saved.torch_version == torch.__version__
     (head,) = saved.heads
@@ -35,6 +38,17 @@ def test_everything_that_was_given_comes_back(tmp_path):
 def test_defaults(tmp_path):
     saved = maxsep.load(maxsep.save(maxsep.fold(mlp()), tmp_path / "m"), maxsep.fold(mlp()))
     assert (saved.labels, saved.radius, saved.preprocessing, saved.threshold, saved.heads) == (None,) * 4 + ((),)
+    assert saved.extra is None
+
+
+def test_a_folder_of_an_earlier_version_has_nothing_extra(tmp_path):
+    def write(place):
+        safetensors.torch.save_file({"weight": torch.ones(2, 3), "bias": torch.zeros(2)}, place / "model.safetensors")
+        told = dict.fromkeys(("labels", "radius", "preprocessing", "threshold")) | {"heads": [], "aliases": {}}
+        (place / "maxsep.json").write_text(json.dumps(told | {"maxsep_version": "0", "torch_version": "2"}))
+
+    write_folder(tmp_path / "m", write)
+    assert maxsep.load(tmp_path / "m", nn.Linear(3, 2)).extra is None
 
 
 def test_files_are_plain_safetensors_and_json(tmp_path):
@@ -196,8 +210,13 @@ def test_damaged_files_are_refused(tmp_path, name):
         ({"threshold": math.nan}, ValueError, "threshold must be finite, got nan"),
         ({"threshold": "high"}, TypeError, "threshold must be a number, got str"),
         ({"threshold": True}, TypeError, "threshold must be a number, got bool"),
-        ({"preprocessing": {"mean": torch.zeros(3)}}, TypeError, "preprocessing must be made of what JSON can hold"),
-        ({"preprocessing": math.inf}, TypeError, "preprocessing must be made of what JSON can hold"),
+        (
+            {"preprocessing": {"mean": torch.zeros(3)}},
+            TypeError,
+            "preprocessing and extra must be made of what JSON can hold",
+        ),
+        ({"preprocessing": math.inf}, TypeError, "preprocessing and extra must be made of what JSON can hold"),
+        ({"extra": {1, 2}}, TypeError, "preprocessing and extra must be made of what JSON can hold"),
     ],
 )
 def test_bad_descriptions_write_nothing(tmp_path, options, error, message):

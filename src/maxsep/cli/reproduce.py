@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from maxsep.cli.jobs import arguments, side_by_side
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
 from maxsep.cli.show import events, plan_table
+
+if TYPE_CHECKING:
+    from maxsep.lab.grid import Summary
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
@@ -71,21 +74,28 @@ def command(
         runs=runs, budget=limit, data_root=data, download=download, execution=how, progress=not as_json, **show,
     )  # fmt: skip
     page = render(runs, out or runs / "report") if report and (summary.finished or summary.skipped) else None
+    _tell(summary, page, as_json)
+    raise typer.Exit(summary.status)
+
+
+def _tell(summary: Summary, page: Path | None, as_json: bool) -> None:
+    """Say what became of the runs, and where the report lies."""
     if as_json:
-        told = {
+        told: dict[str, Any] = {
             "finished": [spec.name for spec in summary.finished],
             "skipped": [spec.name for spec in summary.skipped],
+            "failed": [spec.name for spec, _ in summary.failed],
+            "postponed": [spec.name for spec in summary.postponed],
+            "elsewhere": [spec.name for spec in summary.elsewhere],
+            "notes": summary.notes,
         }
-        told |= {"failed": [spec.name for spec, _ in summary.failed], "postponed": [s.name for s in summary.postponed]}
-        told |= {"notes": summary.notes}
         typer.echo(json.dumps(told | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
-    else:
-        typer.echo(str(summary))
-        for spec, message in summary.failed:
-            typer.echo(f"failed: {spec.name}: {message}", err=True)
-        if page is not None:
-            typer.echo(f"report: {page}")
-    raise typer.Exit(summary.status)
+        return
+    typer.echo(str(summary))
+    for spec, message in summary.failed:
+        typer.echo(f"failed: {spec.name}: {message}", err=True)
+    if page is not None:
+        typer.echo(f"report: {page}")
 
 
 def _finish(specs: Any, runs: Path, out: Path | None, report: bool, as_json: bool) -> None:

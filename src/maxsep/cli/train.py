@@ -40,6 +40,9 @@ def command(
     weight_decay: Annotated[float, typer.Option()] = _DEFAULT.weight_decay,
     schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
     validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
+    calibration: Annotated[
+        float, typer.Option(help="Part of the training data that sets the threshold of maxsep predict.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
     data: Data = None,
     download: Download = False,
@@ -57,14 +60,19 @@ def command(
         dataset=dataset, imbalance=imbalance, network=network, head=head, radius=radius, loss=loss,
         augmentation=augmentation, epochs=epochs, batch_size=batch_size, optimiser=optimiser,
         learning_rate=learning_rate, weight_decay=weight_decay, schedule=schedule, validation=validation,
-        seed=seed, precision=precision(device),
+        calibration=calibration, seed=seed, precision=precision(device),
     )  # fmt: skip
     how = execution(device, fast)
     more = {"download": True} if download else {}
     folder = grid.attempt(train_run, spec, data_root=data, runs=runs, execution=how, progress=not as_json, **more)
-    metrics = load_run(folder).metrics
+    result = load_run(folder)
+    metrics, unknown = result.metrics, result.unknown
     if as_json:
-        typer.echo(json.dumps({"run": str(folder), "metrics": metrics}))
+        typer.echo(json.dumps({"run": str(folder), "metrics": metrics, "unknown": unknown}))
     else:
         where = "held-out data" if validation else "the test set"
         typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}): {folder}")
+        if unknown is not None:
+            score = unknown["score"]
+            limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
+            typer.echo(f"unknown: {score} below {limit}")

@@ -1,6 +1,7 @@
 """Heads: the paper's, and the controls that every comparison carries, under one registry of names."""
 
 from maxsep.heads.base import Head
+from maxsep.heads.class_parallel import ClassParallelHead
 from maxsep.heads.contract import HeadContractError, check_head
 from maxsep.heads.controls import CentredHead, PlainHead, ScaledHead, TwinHead
 from maxsep.heads.cosine import CentredCosineHead, CosineHead, CosineMaxSeparationHead, MaxSeparationCosineHead
@@ -14,6 +15,7 @@ from maxsep.heads.trained import ExtraLayerHead, LearnableMatrixHead
 __all__ = [
     "CentredCosineHead",
     "CentredHead",
+    "ClassParallelHead",
     "CosineHead",
     "CosineMaxSeparationHead",
     "ETFHead",

@@ -33,6 +33,11 @@ class Identified(nn.Module):
         """Compare with the numbers of a state dict that is being loaded."""
         if state.is_meta:
             return
+        if state.numel() != 2:
+            raise ValueError(
+                "this state dict is one rank's part of a ClassParallelHead. Load what its full_state_dict() gives, or "
+                "what maxsep.surgery.save_shards wrote."
+            )
         slack = torch.finfo(state.dtype).eps  # somebody may have rounded the whole file to half precision
         classes, radius = state.tolist()
         if not math.isclose(classes, self.num_classes, rel_tol=slack, abs_tol=0.0):
@@ -148,7 +153,7 @@ def linear_from(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-def default_init(weight: Tensor, bias: Tensor | None) -> None:
+def default_init(weight: Tensor, bias: Tensor | None, generator: torch.Generator | None = None) -> None:
     """Initialise as nn.Linear does: uniform within 1/sqrt(in_features).
 
     >>> weight = torch.empty(3, 4)
@@ -157,6 +162,6 @@ def default_init(weight: Tensor, bias: Tensor | None) -> None:
     True
     """
     bound = 1 / math.sqrt(weight.shape[1])
-    nn.init.uniform_(weight, -bound, bound)
+    nn.init.uniform_(weight, -bound, bound, generator)
     if bias is not None:
-        nn.init.uniform_(bias, -bound, bound)
+        nn.init.uniform_(bias, -bound, bound, generator)

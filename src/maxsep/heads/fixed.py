@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 import torch.fx
@@ -36,8 +37,8 @@ class ETFHead(Head):
         temperature: Divides the logits.
         reserved: Vertices kept for classes that will come; the simplex is built for num_classes + reserved.
         bias: A trained bias per class, as in Zhu et al.'s code; off by default.
-        device: Where the bias is made.
-        dtype: Of the bias.
+        device: Where the bias, and a folded layer, is made.
+        dtype: Of the bias, and of a folded layer.
 
     Pitfall: features behind a ReLU are never negative, so half of the space is out of their reach.
 
@@ -65,6 +66,7 @@ class ETFHead(Head):
         self.reserved = check_count("reserved", reserved, least=0)
         self.normalise = normalise
         self.temperature = check_positive("temperature", temperature)
+        self._like = torch.empty(0, device=device, dtype=dtype)  # a head without bias has no tensor to tell them
         if self.in_features < self.width:
             raise ValueError(
                 f"the etf head puts {self.num_classes} classes ({self.reserved} more reserved) right on the features "
@@ -97,19 +99,24 @@ class ETFHead(Head):
 
     def class_vectors(self) -> Tensor:
         """Return the vertices of the classes in use, (num_classes, num_classes + reserved - 1)."""
-        return simplex(self.width + 1)[:, : self.num_classes].T
+        like = self._like if self.bias is None else self.bias
+        return simplex(self.width + 1, dtype=like.dtype, device=like.device)[:, : self.num_classes].T
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
         """Return the vertices, padded to the width of the features; for `normalise`, of the normalised ones."""
         vectors = self.class_vectors() * (self.radius / self.temperature)
-        weight = F.pad(vectors, (0, self.in_features - self.width))
-        return (weight if self.bias is None else weight.to(self.bias)), self.bias
+        return F.pad(vectors, (0, self.in_features - self.width)), self.bias
 
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return an nn.Linear, behind a normalisation layer if the head normalises."""
         weight, bias = self.linear_form()
         return unit_norm_then_linear(weight, bias) if self.normalise else linear_from(weight, bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's is not annotated
+        self._like = fn(self._like)
+        return self
 
     def extra_repr(self) -> str:
         """Say the sizes, the radius and what differs from the defaults."""

@@ -1,1 +1,1 @@
-"""Everything that trains: data, networks, the engine, recipes, grids of runs and reports."""
+"""Everything that trains and measures: data, networks, the engine, recipes, grids of runs, reports and benchmarks."""

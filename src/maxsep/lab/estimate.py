@@ -139,7 +139,7 @@ def num_train(spec: RunSpec) -> int:
     split = parse_open_set(spec.dataset)
     have = [_COUNTS[split.source][label] for label in split.known] if split else _COUNTS.get(spec.dataset, _UNKNOWN)
     want = long_tail_counts(max(have), len(have), spec.imbalance)
-    count = round(sum(map(min, have, want)) * (1 - spec.validation))
+    count = round(sum(map(min, have, want)) * (1 - spec.validation) * (1 - spec.calibration))
     return max(1, count if spec.max_train is None else min(count, spec.max_train))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 SAMPLERS = ("instance", "class_balanced")
 BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
 _SHARED = (
-    *("dataset", "imbalance", "subset_seed", "validation", "max_train", "max_test", "normalisation"),
-    *("network", "network_options", "head", "radius", "head_options", "precision", "seed"),
+    *("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test"),
+    *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),
 )
 """What the stages of a run have in common: the data, the network and the seed."""
 
@@ -47,6 +47,8 @@ class RunSpec:
     """Seed of the long-tailed subset; protocols share 0, whatever the run's seed."""
     validation: float = 0.0
     """If positive: this part of every training class is held out and evaluated; the test set is not read."""
+    calibration: float = 0.0
+    """If positive: this part of every training class is not trained on but sets the threshold of "unknown"."""
     max_train: int | None = None
     """Keep at most this many training images (for smoke runs)."""
     max_test: int | None = None
@@ -95,6 +97,7 @@ class RunSpec:
         """Refuse values that no run could mean."""
         _require(0 < self.imbalance <= 1, "imbalance", self.imbalance, "a number in (0, 1]; 1 is balanced")
         _require(0 <= self.validation < 1, "validation", self.validation, "a fraction in [0, 1)")
+        _require(0 <= self.calibration < 1, "calibration", self.calibration, "a fraction in [0, 1)")
         _require(self.radius > 0 and math.isfinite(self.radius), "radius", self.radius, "a positive finite number")
         for name in ("epochs", "batch_size", "evaluate_every"):
             value = getattr(self, name)

@@ -1,7 +1,8 @@
-"""Losses for long-tailed data, and the class weights and mixed batches that go with them; they work with any head."""
+"""Losses for long-tailed data and for very many classes, and the class weights and mixed batches that go with them."""
 
 from maxsep.losses.balanced_softmax import BalancedSoftmaxLoss
 from maxsep.losses.effective_number import effective_number_weights
+from maxsep.losses.fused_cross_entropy import fused_cross_entropy
 from maxsep.losses.label_aware_smoothing import LabelAwareSmoothingLoss
 from maxsep.losses.ldam import LDAMLoss
 from maxsep.losses.logit_adjusted import LogitAdjustedLoss
@@ -16,5 +17,6 @@ __all__ = [
     "MixedBatch",
     "SquaredCosineLoss",
     "effective_number_weights",
+    "fused_cross_entropy",
     "mixup",
 ]

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from maxsep.checks import check_floating
 
-__all__ = ["IGNORED", "check_batch", "check_class_counts", "check_class_weights", "check_number"]
+__all__ = [
+    "IGNORED",
+    "check_batch",
+    "check_class_counts",
+    "check_class_weights",
+    "check_index_type",
+    "check_labels",
+    "check_number",
+]
 
 IGNORED = -100
 """The label of a sample that shall not count; torch's own losses use the same number."""
@@ -86,7 +94,7 @@ def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str,
     >>> check_batch(torch.zeros(2, 3), torch.tensor([0, 2]), 3, 3, "one column for every class")
     """
     check_floating(x, name)
-    _check_target_type(target)
+    check_index_type(target)
     if x.dim() != 2 or x.shape[1] != width:
         raise ValueError(
             f"{name} must be (batch, {width}), {meaning}, got shape {tuple(x.shape)}. "
@@ -104,11 +112,14 @@ def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str,
             f"{name} and target must be on one device, got {x.device} and {target.device}. "
             f"Move the target with target.to({name}.device)."
         )
-    if _can_look(target):
-        _check_range(target, num_classes)
+    check_labels(target, num_classes)
 
 
-def _check_target_type(target: Any) -> None:
+def check_index_type(target: Any) -> None:
+    """Raise unless target is a tensor of class indices.
+
+    >>> check_index_type(torch.tensor([0, 2]))
+    """
     if not isinstance(target, Tensor):
         raise TypeError(
             f"target must be a tensor of class indices, got {type(target).__name__}. "
@@ -131,12 +142,18 @@ def _can_look(target: Tensor) -> bool:
     )
 
 
-def _check_range(target: Tensor, num_classes: int) -> None:
-    bad = ((target < 0) | (target >= num_classes)) & (target != IGNORED)
+def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> None:
+    """Raise for a label that is neither a class nor `ignored`, where looking at labels is free.
+
+    >>> check_labels(torch.tensor([0, 2, -100]), 3)
+    """
+    if not _can_look(target):
+        return
+    bad = ((target < 0) | (target >= num_classes)) & (target != ignored)
     if bad.any():
         position = int(bad.nonzero()[0])
         raise ValueError(
-            f"target must hold class indices from 0 to {num_classes - 1}, or {IGNORED} for a sample to ignore, "
+            f"target must hold class indices from 0 to {num_classes - 1}, or {ignored} for a sample to ignore, "
             f"got {int(target[position])} at position {position}. Check the labels, or build the loss for more classes."
         )
 

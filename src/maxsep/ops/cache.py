@@ -23,15 +23,17 @@ _entries: OrderedDict[Key, object] = OrderedDict()
 _lock = threading.Lock()
 
 
-def cached_coefficients(num_classes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (s, r) of `coefficients` on a device, computed at the first use.
+def cached_coefficients(
+    num_classes: int, dtype: torch.dtype, device: torch.device, rows: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (s, r) of `coefficients`, of all rows or some, on a device; computed at the first use.
 
     >>> s, r = cached_coefficients(10, torch.float32, torch.device("cpu"))
     >>> s.shape
     torch.Size([9])
     """
-    key = ("coefficients", num_classes, dtype, device)
-    return _recall(key, lambda: coefficients(num_classes, dtype=dtype, device=device))
+    key = (f"coefficients {rows or 'all'}", num_classes, dtype, device)
+    return _recall(key, lambda: coefficients(num_classes, dtype=dtype, device=device, rows=rows))
 
 
 def cached_simplex(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:

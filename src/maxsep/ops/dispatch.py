@@ -10,7 +10,9 @@ from torch import Tensor
 from maxsep.checks import check_floating, check_radius
 from maxsep.ops.cache import KEPT_DENSE_UP_TO
 from maxsep.ops.dense import separate_dense
+from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.scan import separate_scan
+from maxsep.ops.triton_scan import separate_triton, takes
 
 Impl = Literal["auto", "dense", "scan", "triton"]
 
@@ -30,7 +32,7 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
         x: Outputs of a network, real floating point, at least one in the last dimension.
         radius: The length of the class vectors; a positive number that scales all logits.
         impl: `dense` multiplies by the matrix (the reference), `scan` is the O(C) form in plain torch, `triton` the
-            kernel for CUDA; `auto` takes the fastest that fits.
+            kernel for CUDA (float64 and transforms of torch.func take the scan); `auto` takes the fastest that fits.
 
     Pitfall: the radius is also a learning rate. With a trained layer in front, SGD moves the composed classifier
     radius^2 C/(C-1) times as fast as a plain layer's.
@@ -45,8 +47,11 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
             f"the last dimension of x must hold the C-1 outputs, got shape {tuple(x.shape)}. "
             "C classes need C-1 numbers per sample: at least one, for two classes."
         )
-    logits = _IMPLEMENTATIONS[_choose(x, impl)](widened(x), radius)
-    return logits if _is_autocasting(x.device.type) else logits.to(x.dtype)
+    dtype = torch.float32 if is_autocasting(x.device.type) and x.dtype != torch.float64 else x.dtype
+    chosen = _choose(x, impl)
+    if chosen == "triton":
+        return separate_triton(x, radius, dtype)
+    return _IMPLEMENTATIONS[chosen](widened(x), radius).to(dtype)
 
 
 def widened(x: Tensor) -> Tensor:
@@ -60,14 +65,14 @@ def widened(x: Tensor) -> Tensor:
 
 def _choose(x: Tensor, impl: str) -> str:
     if impl == "auto":
+        if takes(x) and not is_transformed():
+            return "triton"
         return "dense" if _dense_is_faster(x) else "scan"
+    if impl == "triton" and (x.dtype == torch.float64 or is_transformed()):
+        return "scan"
     if impl not in get_args(Impl):
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}. Leave it out for 'auto'.")
     return impl
-
-
-def _is_autocasting(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)  # torch refuses to answer for the meta device
 
 
 def _dense_is_faster(x: Tensor) -> bool:
@@ -77,11 +82,4 @@ def _dense_is_faster(x: Tensor) -> bool:
     return x.numel() * (x.shape[-1] - 60) < DENSE_WORK
 
 
-def _separate_triton(x: Tensor, radius: float) -> Tensor:
-    raise RuntimeError(
-        "impl='triton' is not available in this version of maxsep. Use impl='scan' or leave impl out: "
-        "both give the same values."
-    )
-
-
-_IMPLEMENTATIONS = {"dense": separate_dense, "scan": separate_scan, "triton": _separate_triton}
+_IMPLEMENTATIONS = {"dense": separate_dense, "scan": separate_scan}

@@ -7,6 +7,7 @@ from maxsep.surgery.grow import grow
 from maxsep.surgery.locate import find_heads, locate
 from maxsep.surgery.optimiser_state import carry_optimiser_state
 from maxsep.surgery.persist import Metadata, load, save
+from maxsep.surgery.shards import load_shards, save_shards
 
 __all__ = [
     "HeadRecord",
@@ -17,7 +18,9 @@ __all__ = [
     "fold",
     "grow",
     "load",
+    "load_shards",
     "locate",
     "replace_classifier",
     "save",
+    "save_shards",
 ]

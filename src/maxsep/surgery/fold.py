@@ -45,6 +45,9 @@ def fold(model_or_head: nn.Module) -> nn.Module:
             f"{type(model).__name__} has no head of maxsep, so there is nothing to fold. "
             "Pass the model that maxsep.attach returned."
         )
+    for module in model.modules():
+        if isinstance(module, Head | MaxSeparation):
+            _check_forward(module)
     # Weights are multiplied in their own precision, and can be trained on, wherever the call stands.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         return _folded(model)
@@ -61,6 +64,29 @@ def _folded(model: nn.Module) -> nn.Module:
                 done[id(module)] = _folded_head(module, like) if isinstance(module, Head) else _matrix(module, like)
             swap(box, path, done[id(module)])
     return box[0]
+
+
+def _check_forward(module: Head | MaxSeparation) -> None:
+    """Raise if a subclass computes other logits than the plain form that it has inherited."""
+    kind = type(module)
+    if isinstance(module, Head):
+        described = min(_depth(kind, "folded"), _depth(kind, "linear_form"))
+    else:
+        described = kind.__mro__.index(MaxSeparation)
+    parent = kind.__mro__[described]
+    for name in ("forward", "features", "layer"):
+        inherited = getattr(parent, name, nn.Module.forward)
+        if inherited is not nn.Module.forward and getattr(kind, name) is not inherited:
+            raise ValueError(
+                f"{kind.__name__} has a {name}() of its own, but inherits what it is folded to from "
+                f"{parent.__name__}: the folded layer would have other logits. "
+                "Define linear_form() or folded() beside it, or fold a head without it."
+            )
+
+
+def _depth(kind: type, name: str) -> int:
+    """How far up a class takes an attribute from: 0 is the class itself."""
+    return next(depth for depth, parent in enumerate(kind.__mro__) if name in vars(parent))
 
 
 def _is_inner(model: nn.Module, path: str) -> bool:
@@ -80,7 +106,11 @@ def _reference(model: nn.Module) -> Tensor:
 
 def _folded_head(head: Head, like: Tensor) -> nn.Module:
     """Fold one head; what was fixed in it is frozen in its plain form."""
-    folded = head.folded().to(_reference(head) if _reference(head).numel() else like).train(head.training)
+    own = _reference(head)
+    if not own.numel() and like.numel():
+        head.to(like)  # a head without tensors goes with the model around it
+    folded = head.folded().train(head.training)
+    folded = folded.to(own) if own.numel() else folded
     inner = head.head if isinstance(head, LogitScaledHead) else head
     trained = isinstance(inner, LayerHead) and any(
         parameter.requires_grad for name, parameter in head.named_parameters() if not name.endswith("bias")

@@ -38,6 +38,8 @@ class Metadata:
     heads: tuple[HeadRecord, ...]
     maxsep_version: str
     torch_version: str
+    extra: Any = None
+    """Whatever else JSON can hold."""
 
 
 def save(
@@ -47,6 +49,7 @@ def save(
     labels: Sequence[str] | None = None,
     preprocessing: Any = None,
     threshold: float | None = None,
+    extra: Any = None,
 ) -> Path:
     """Write a model, attached or folded, to a folder: `model.safetensors`, `maxsep.json`, `MANIFEST.json`.
 
@@ -59,6 +62,7 @@ def save(
         labels: One name per class, in the order of the logits.
         preprocessing: Anything JSON can hold, given back by `load`.
         threshold: Of a detection score, given back by `load`.
+        extra: Anything else JSON can hold, such as how to build the network; given back by `load`.
 
     >>> import tempfile
     >>> from maxsep import MaxSeparationHead
@@ -78,6 +82,7 @@ def save(
         "threshold": _checked_threshold(threshold),
         "heads": [asdict(head) for head in heads],
         "aliases": aliases,
+        "extra": extra,
         **_versions(),
     }
     text = _as_json(description)
@@ -133,6 +138,7 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
         heads=heads,
         maxsep_version=description["maxsep_version"],
         torch_version=description["torch_version"],
+        extra=description.get("extra"),  # earlier versions wrote none
     )
 
 
@@ -204,7 +210,8 @@ def _as_json(description: dict[str, Any]) -> str:
         return json.dumps(description, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"preprocessing must be made of what JSON can hold: {error}. Pass numbers, strings, lists and dicts."
+            f"preprocessing and extra must be made of what JSON can hold: {error}. "
+            "Pass numbers, strings, lists and dicts."
         ) from error
 
 

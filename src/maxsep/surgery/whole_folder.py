@@ -52,8 +52,8 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     sync_folder(folder.parent)
 
 
-def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
-    """Raise unless the folder holds these files exactly as they were written.
+def verify_folder(folder: Path, files: tuple[str, ...], *, others: bool = False) -> None:
+    """Raise unless the folder holds these files exactly as they were written; `others` may have been written too.
 
     Raises:
         FileNotFoundError: There is no such folder, or a file is missing.
@@ -63,7 +63,7 @@ def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
         kept = sorted(str(path) for path in folder.parent.glob(f".{folder.name}.old-*"))
         told = f" An earlier one was kept as {kept[0]}." if kept else ""
         raise FileNotFoundError(f"there is no folder {folder}.{told} Pass the folder that maxsep.save wrote.")
-    expected = _read_manifest(folder, files)
+    expected = _read_manifest(folder, files, others)
     for name in files:
         path = folder / name
         if not path.is_file():
@@ -76,7 +76,7 @@ def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
             )
 
 
-def _read_manifest(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
+def _read_manifest(folder: Path, files: tuple[str, ...], others: bool) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, so {folder} is not what maxsep.save wrote. Pass such a folder.")
@@ -85,7 +85,8 @@ def _read_manifest(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
         if manifest["format"] != FORMAT or set(manifest) != {"format", "files"}:
             raise ValueError(f"format {manifest['format']!r}, this version of maxsep reads format {FORMAT}")
         entries = manifest["files"]
-        if set(entries) != set(files) or any(set(entry) != {"size", "sha256"} for entry in entries.values()):
+        unfit = not set(files) <= set(entries) if others else set(files) != set(entries)
+        if unfit or any(set(entry) != {"size", "sha256"} for entry in entries.values()):
             raise ValueError(f"it lists {sorted(entries)}, expected {sorted(files)}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read: {error}. Copy or save the folder again.") from error

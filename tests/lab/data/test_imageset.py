@@ -58,3 +58,13 @@ def test_splits_must_belong_together():
     other = ImageSet(images(1, 1, 2, 2), torch.tensor([0]), train.classes)
     with pytest.raises(ValueError, match=r"training images are \(3, 2, 2\), test images \(1, 2, 2\)"):
         Data("x", train, other)
+    with pytest.raises(ValueError, match=r"training images are \(3, 2, 2\), calibration images \(1, 2, 2\)"):
+        Data("x", train, train, other)
+    with pytest.raises(ValueError, match=r"and the calibration classes .* same classes in the same order"):
+        Data("x", train, train, small(classes=("a", "c", "b")))
+
+
+def test_all_splits_move_together():
+    data = Data("x", small(), small(), small((2, 2)))
+    assert data.to("cpu").calibration.labels.tolist() == [2, 2]
+    assert Data("x", small(), small()).to("cpu").calibration is None

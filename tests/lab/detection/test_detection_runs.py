@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from maxsep.lab.data import load, load_outliers
-from maxsep.lab.detection import FILE, Wish, covers, detect, ensure_detection, read_detection
+from maxsep.lab.detection import FILE, Wish, covers, detect, ensure_detection, read_detection, runs
 from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.spec import RunSpec
@@ -133,6 +133,14 @@ def test_limits_of_the_run_hold_for_outliers_too(tmp_path, noise):
     folder = train(spec, runs=tmp_path, progress=False)
     record = detect(folder, Wish(outliers=(noise,), **CHEAP), device="cpu")
     assert (record["sets"][noise]["count"], record["in_distribution"]["count"]) == (12, 12)
+
+
+def test_images_held_out_for_calibration_are_not_fitted(tmp_path, noise, monkeypatch):
+    folder = train(RunSpec(head="plain", epochs=1, calibration=0.5), runs=tmp_path, progress=False)
+    counts = []
+    monkeypatch.setattr(runs, "fit_distances", lambda pipeline, images, *_: counts.append(len(images)))
+    detect(folder, Wish(outliers=(noise,), repeats=0), device="cpu")
+    assert counts == [json.loads((folder / "result.json").read_text())["metrics"]["num_train"]]
 
 
 def test_without_weights_or_outliers(folder, tmp_path):

@@ -17,9 +17,10 @@ from maxsep.lab.spec import Execution, RunSpec
 
 torch.set_num_threads(1)
 
-# Dropout draws other units in another process, so it is off where weights are compared. Being at the top of the
-# script, this holds in the processes that training starts, too.
-networks._NETWORKS["mlp"] = functools.partial(networks.MLP, dropout=0.0, hidden=(32,))
+# Dropout draws other units in another process, so it is off where weights are compared. This holds in the script and in
+# the processes that training starts, but not where pytest imports the file to look for examples in it.
+if __name__ in ("__main__", "__mp_main__"):
+    networks._NETWORKS["mlp"] = functools.partial(networks.MLP, dropout=0.0, hidden=(32,))
 
 SPEC = RunSpec(epochs=3, batch_size=99, max_train=397, max_test=50, precision="64-true", weight_decay=1e-3)
 """Five batches of which the last holds a single image: one of two processes has none."""

@@ -30,6 +30,7 @@ def test_cells_against_the_printed_tables():
         {"network": "mlp"},
         {"imbalance": 0.3},
         {"validation": 0.1},
+        {"calibration": 0.1},
         {"loss": "squared_cosine"},
         {"head": "hpn"},
     ],

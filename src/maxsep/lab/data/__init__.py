@@ -107,10 +107,14 @@ def prepare(
     download: bool = False,
     progress: Progress | None = None,
 ) -> Data:
-    """Load a run's data and cut it as its spec says: long tail, then validation hold-out, then limits.
+    """Load a run's data and cut it as its spec says: long tail, hold-outs, then limits.
 
     With `spec.validation` the result's `test` is the part held out of the (long-tailed) training set, and the real
-    test set plays no role. All choices depend on `spec.subset_seed` only, so that runs with other seeds share them.
+    test set plays no role. With `spec.calibration` a part of what is then left becomes `calibration`: validation is
+    cut first, so that it is the same with and without. A class with two images or more gives at least one to a
+    hold-out and keeps at least one; a class with a single image keeps it. The limits leave the calibration alone.
+
+    All choices depend on `spec.subset_seed` only, so that runs with other seeds share them.
 
     >>> prepare(RunSpec(dataset="digits", imbalance=0.1)).train.class_counts
     [119, 94, 73, 56, 43, 33, 26, 20, 15, 12]
@@ -120,14 +124,11 @@ def prepare(
     if spec.imbalance < 1:
         chosen = long_tail_indices(train.labels, spec.imbalance, spec.subset_seed, num_classes=train.num_classes)
         train = train.subset(chosen)
+    calibration = None
     if spec.validation > 0:
-        kept, held = hold_out(train.labels, spec.validation, spec.subset_seed)
-        if not len(held):
-            raise ValueError(
-                f"no class of {spec.dataset} has two training images, so none can be held out for validation. "
-                "Use validation=0."
-            )
-        train, test = train.subset(kept), train.subset(held)
+        train, test = _set_aside(train, spec, "validation")
+    if spec.calibration > 0:
+        train, calibration = _set_aside(train, spec, "calibration")
     if spec.max_train is not None:
         present = sum(count > 0 for count in train.class_counts)
         if spec.max_train < present:
@@ -138,4 +139,15 @@ def prepare(
         train = train.subset(limit(train.labels, spec.max_train, spec.subset_seed))
     if spec.max_test is not None:
         test = test.subset(limit(test.labels, spec.max_test, spec.subset_seed))
-    return Data(data.name, train, test)
+    return Data(data.name, train, test, calibration)
+
+
+def _set_aside(train: ImageSet, spec: RunSpec, purpose: str) -> tuple[ImageSet, ImageSet]:
+    """Cut the part of every class that `spec` names for a purpose out of the training set."""
+    kept, held = hold_out(train.labels, getattr(spec, purpose), spec.subset_seed)
+    if not len(held):
+        raise ValueError(
+            f"no class of {spec.dataset} has two training images, so none can be held out for {purpose}. "
+            f"Use {purpose}=0."
+        )
+    return train.subset(kept), train.subset(held)

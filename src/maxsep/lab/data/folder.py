@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 
+from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.split import hold_out
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 SIZE = 32
 TEST_FRACTION = 0.2
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
 IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
 
@@ -123,20 +115,9 @@ def _read_split(folder: Path, size: int) -> ImageSet:
 
 
 def _read_files(files: list[Path], size: int) -> torch.Tensor:
-    import numpy as np
-
-    image_module = _pillow()
-    array = np.empty((len(files), 3, size, size), dtype=np.uint8)
-
-    def read(job: tuple[int, Path]) -> None:
-        array[job[0]] = _read_image(image_module, job[1], size)
-
-    with warnings.catch_warnings():
-        # A picture so large that Pillow warns of a decompression bomb is an error that names the file.
-        warnings.simplefilter("error", image_module.DecompressionBombWarning)
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(read, enumerate(files)):
-                pass
+    array, errors = decode(files, (3, size, size))
+    if errors:
+        raise errors[min(errors)]
     return torch.from_numpy(array)
 
 
@@ -178,40 +159,3 @@ def _visible(folder: Path) -> list[Path]:
 
 def _ignored(path: Path) -> bool:
     return path.suffix.lower() in IGNORED_SUFFIXES or path.name.lower() in IGNORED_NAMES
-
-
-def _read_image(image_module: Any, path: Path, size: int) -> NDArray[np.uint8]:
-    """Decode one image to (3, size, size): upright, RGB, shorter side scaled, centre cut out."""
-    import numpy as np
-    from PIL import ImageOps
-
-    try:
-        with image_module.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
-    except Exception as error:  # Pillow's decoders raise what they like; the user needs the file's name
-        raise ValueError(
-            f"{path} cannot be read as an image ({type(error).__name__}: {error}). Repair or remove it."
-        ) from error
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(f"{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits first.")
-    if image.mode in ("P", "PA", "LA"):
-        image = image.convert("RGBA")
-    image = image.convert("RGB")
-    width, height = image.size
-    scale = size / min(width, height)
-    if scale != 1:
-        image = image.resize(
-            (max(size, round(width * scale)), max(size, round(height * scale))), image_module.Resampling.BICUBIC
-        )
-    left, top = (image.width - size) // 2, (image.height - size) // 2
-    image = image.crop((left, top, left + size, top + size))
-    return np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError('images are read with Pillow, which is missing: pip install "maxsep[lab]"') from error
-    return Image

@@ -69,23 +69,35 @@ class ImageSet:
 class Data:
     """Pair a training split with the split it is evaluated on.
 
-    Both must share their classes and their image shape.
+    All must share their classes and their image shape. `calibration`, where there is one, is of neither kind: it sets
+    the threshold of "unknown".
     """
 
     name: str
     train: ImageSet
     test: ImageSet
+    calibration: ImageSet | None = None
 
     def __post_init__(self) -> None:
         """Refuse splits that do not belong together."""
-        if self.train.classes != self.test.classes:
+        self._check("test", self.test)
+        if self.calibration is not None:
+            self._check("calibration", self.calibration)
+
+    def to(self, device: torch.device | str) -> Data:
+        """Move all splits to a device."""
+        calibration = None if self.calibration is None else self.calibration.to(device)
+        return Data(self.name, self.train.to(device), self.test.to(device), calibration)
+
+    def _check(self, kind: str, split: ImageSet) -> None:
+        if self.train.classes != split.classes:
             raise ValueError(
-                f"{self.name}: the training classes {self.train.classes[:5]}... and the test classes "
-                f"{self.test.classes[:5]}... differ. Both splits must have the same classes in the same order."
+                f"{self.name}: the training classes {self.train.classes[:5]}... and the {kind} classes "
+                f"{split.classes[:5]}... differ. Both splits must have the same classes in the same order."
             )
-        if self.train.shape != self.test.shape:
+        if self.train.shape != split.shape:
             raise ValueError(
-                f"{self.name}: training images are {self.train.shape}, test images {self.test.shape} "
+                f"{self.name}: training images are {self.train.shape}, {kind} images {split.shape} "
                 "(channels, height, width). Both splits must have the same shape."
             )
 

@@ -33,7 +33,7 @@ from maxsep.lab.spec import RunSpec
 
 FILE = "detection.json"
 SCHEMA = 1
-_DATA = ("dataset", "imbalance", "subset_seed", "validation", "max_train", "max_test")
+_DATA = ("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test")
 _HISTOGRAMS = ("energy", "energy_centred")
 
 

@@ -39,7 +39,7 @@ def assemble(
     Changes torch's global random state: network, head and dropout draw from it.
     """
     mean, std = normalisation(spec.normalisation, data)
-    data = Data(data.name, data.train.to(fabric.device), data.test.to(fabric.device))
+    data = data.to(fabric.device)
     network = build_model(spec, data.train.shape, data.train.num_classes)
     take_over(spec, network, folder.path.parent)
     if execution.channels_last:

@@ -37,6 +37,7 @@ class RunResult:
         finished: Likewise.
         resumed: How often it was taken up again.
         history: The lines of `metrics.jsonl`.
+        unknown: The thresholds that `calibration.calibrate` set; None for a run without calibration data.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class RunResult:
     finished: str
     resumed: int
     history: list[dict[str, Any]]
+    unknown: dict[str, Any] | None = None
 
 
 def load_run(folder: str | Path) -> RunResult:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from maxsep.analysis import angular_fisher_score
 from maxsep.lab.data import Data
+from maxsep.lab.engine.calibration import calibrate
 from maxsep.lab.engine.checkpoint import load_point, save_point
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.evaluation import measure, predict
@@ -223,6 +224,8 @@ class Trainer:
             "finished": _now(),
             "resumed": state.resumed,
         }
+        if self.data.calibration is not None:
+            result["unknown"] = calibrate(network, self.mean, self.std, self.data.calibration)
         self.folder.finish(dict(network.state_dict()), state.history, result)
 
     def _account(self) -> None:

@@ -85,7 +85,7 @@ def long_tailed(spec: RunSpec) -> PaperNumber | None:
     >>> long_tailed(spec).value
     40.29
     """
-    if spec.network != "resnet32" or spec.dataset != "cifar100" or spec.validation or spec.head_options:
+    if spec.network != "resnet32" or spec.dataset != "cifar100" or _held_out(spec) or spec.head_options:
         return None
     method, head = _ldam_row(spec) if spec.loss == "ldam" else _mislas_row(spec)
     return None if method is None else _number("long_tailed_methods", method, head, _factor(spec))
@@ -190,11 +190,16 @@ def _mislas_row(spec: RunSpec) -> tuple[str | None, str | None]:
 def _is_unit(spec: RunSpec) -> bool:
     """Whether a run is what the paper ran outside of Table 1: radius 1, all of the training data."""
     options = spec.head_options or spec.network_options
-    return spec.radius == 1 and spec.imbalance == 1 and not spec.validation and not options
+    return spec.radius == 1 and spec.imbalance == 1 and not _held_out(spec) and not options
 
 
 def _factor(spec: RunSpec) -> str:
     return "-" if spec.imbalance == 1 else f"{spec.imbalance:g}"
+
+
+def _held_out(spec: RunSpec) -> bool:
+    """Whether a run trains on less than the paper did."""
+    return spec.validation > 0 or spec.calibration > 0
 
 
 def _network(spec: RunSpec) -> str | None:
@@ -203,7 +208,7 @@ def _network(spec: RunSpec) -> str | None:
 
 def _paper_head(spec: RunSpec) -> str | None:
     """The paper's row: it has no control, and `maxsep` at the radius it used alone."""
-    if spec.loss != "cross_entropy" or spec.validation or spec.head_options or spec.mixup:
+    if spec.loss != "cross_entropy" or _held_out(spec) or spec.head_options or spec.mixup:
         return None
     if spec.augmentation not in _AUGMENTATIONS:
         return None

@@ -1,0 +1,59 @@
+"""The scores below which a trained run says "unknown", set on data that it was neither trained nor tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor
+
+from maxsep.detect import energy, max_logit, max_softmax, threshold_at_tpr
+from maxsep.lab.data import ImageSet
+from maxsep.lab.engine.evaluation import predict
+from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.networks import Network
+from maxsep.surgery import fold
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {"max_logit": max_logit, "max_softmax": max_softmax, "energy": energy}
+"""What an image can be judged by: functions of the logits (N, C), higher = more like the training data."""
+
+SCORE = "max_logit"
+"""The one used unless another is named. Softmax cancels how large the logits are together, and small logits are what
+unfamiliar images give; the energy differs little from the largest logit and cannot be read off the logits."""
+
+TPR = 0.95
+"""The part of known images that a threshold lets pass."""
+
+
+def calibrate(network: Network, mean: Tensor, std: Tensor, images: ImageSet) -> dict[str, Any]:
+    """Set the threshold of every score so that 95 % of these images reach it.
+
+    The network is folded and computes in full precision, as it does in use: a threshold found in bfloat16 would be
+    that of another model.
+
+    Args:
+        network: The trained network; it is left as it is.
+        mean: (C,), on the scale of 0 to 1.
+        std: (C,).
+        images: In-distribution images, on the network's device, that no other number of the run depends on.
+
+    Returns:
+        Plain JSON types: the `score` to use by default, the `tpr`, the number of `images`, and the `thresholds` by
+        score. The fewer the images, the rougher: below 20 the threshold is the lowest score among them.
+    """
+    plain = cast(Network, fold(network).float())
+    logits = predict(Pipeline(plain, mean, std).to(images.images.device), images).logits
+    thresholds = {name: threshold_at_tpr(score(logits), TPR) for name, score in SCORES.items()}
+    return {"score": SCORE, "tpr": TPR, "images": len(images), "thresholds": thresholds}
+
+
+def check_score(name: str) -> None:
+    """Raise if there is no score of this name.
+
+    >>> check_score("entropy")
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown score 'entropy'. Known: max_logit, max_softmax, energy.
+    """
+    if name not in SCORES:
+        raise ValueError(f"unknown score {name!r}. Known: {', '.join(SCORES)}.")

@@ -1,0 +1,170 @@
+"""A trained model ready for use, from a run folder or from an exported one: bytes in, logits out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maxsep.lab.engine import load_model, load_run
+from maxsep.lab.engine.calibration import SCORE, check_score
+from maxsep.lab.engine.model import build_model
+from maxsep.lab.networks import Shape
+from maxsep.lab.spec import RunSpec
+from maxsep.surgery import fold, load
+from maxsep.surgery.persist import DESCRIPTION, WEIGHTS
+from maxsep.surgery.whole_folder import verify_folder
+
+ONNX = "model.onnx"
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained model with everything that belongs to it.
+
+    Args:
+        source: The folder it came from.
+        labels: Names of the classes, in the order of the logits.
+        shape: (channels, height, width) of an image.
+        mean: (C,), on the scale of 0 to 1.
+        std: (C,).
+        unknown: The thresholds of the run, as `calibration.calibrate` gives them, or None.
+        forward: Maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
+    """
+
+    source: Path
+    labels: tuple[str, ...]
+    shape: Shape
+    mean: Tensor
+    std: Tensor
+    unknown: dict[str, Any] | None
+    forward: Callable[[Tensor], Tensor]
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Map uint8 images (B, C, H, W) to logits (B, classes), float32, on the CPU."""
+        return self.forward((images / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1))
+
+    @property
+    def score(self) -> str:
+        """The score to judge by unless another is asked for."""
+        return SCORE if self.unknown is None else str(self.unknown["score"])
+
+    def threshold(self, score: str) -> float | None:
+        """The threshold that was set for a score on held-out data, or None."""
+        check_score(score)
+        return None if self.unknown is None else float(self.unknown["thresholds"][score])
+
+
+def open_classifier(folder: str | Path, device: str = "auto") -> Classifier:
+    """Open a finished run, or what `export` made of one.
+
+    From all of them the same model answers, folded and in float32. An ONNX file runs on the CPU.
+
+    Raises:
+        FileNotFoundError: The folder or one of its files is not there.
+        ValueError: The folder holds something else, or is damaged.
+    """
+    folder = Path(folder)
+    place = _device(device)
+    if (folder / "result.json").is_file():
+        return _from_run(folder, place)
+    if not (folder / DESCRIPTION).is_file():
+        raise FileNotFoundError(
+            f"{folder} is neither a finished run (it would hold result.json) nor an exported model ({DESCRIPTION}). "
+            "Give the folder that maxsep train or maxsep export printed."
+        )
+    if (folder / ONNX).is_file():
+        if device == "cuda":
+            raise ValueError(f"{folder / ONNX} runs on the CPU here. Use --device cpu, or export to safetensors.")
+        return _from_onnx(folder)
+    return _from_safetensors(folder, place)
+
+
+def _from_run(folder: Path, device: str) -> Classifier:
+    run = load_run(folder)
+    if not (folder / "weights.safetensors").is_file():
+        raise FileNotFoundError(
+            f"{folder} was kept without its weights, so it cannot predict or be exported. "
+            "Train it again, or copy weights.safetensors to it."
+        )
+    network, _ = load_model(folder)
+    told = run.preprocessing
+    return _classifier(folder, tuple(told["classes"]), told, run.unknown, _in_torch(fold(network), device))
+
+
+def _from_safetensors(folder: Path, device: str) -> Classifier:
+    description = read_description(folder, WEIGHTS)
+    told, labels = description["preprocessing"], tuple(description["labels"])
+    channels, height, width = told["shape"]
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(RunSpec.from_dict(description["extra"]["spec"]), (channels, height, width), len(labels))
+    plain = fold(network)
+    load(folder, plain)
+    return _classifier(folder, labels, told, description["extra"]["unknown"], _in_torch(plain, device))
+
+
+def _from_onnx(folder: Path) -> Classifier:
+    description = read_description(folder, ONNX)
+    session = open_onnx(folder / ONNX)
+    return _classifier(
+        folder, tuple(description["labels"]), description["preprocessing"], description["extra"]["unknown"], session
+    )
+
+
+def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    """Open an ONNX file as a function from normalised images to logits, on the CPU."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError('ONNX files need onnxruntime. Install it with: pip install "maxsep[export]"') from error
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def read_description(folder: Path, model: str) -> dict[str, Any]:
+    """Check an exported folder bit by bit and give its `maxsep.json`."""
+    verify_folder(folder, (model, DESCRIPTION))
+    description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    if "spec" not in (description.get("extra") or {}):
+        raise ValueError(
+            f"{folder / DESCRIPTION} does not say which network it belongs to or how images are prepared: "
+            "maxsep.save wrote it. maxsep predict reads runs, and what maxsep export made of them."
+        )
+    return description
+
+
+def _classifier(
+    folder: Path,
+    labels: tuple[str, ...],
+    told: dict[str, Any],
+    unknown: dict[str, Any] | None,
+    forward: Callable[[Tensor], Tensor],
+) -> Classifier:
+    channels, height, width = told["shape"]
+    mean, std = torch.tensor(told["mean"]), torch.tensor(told["std"])
+    return Classifier(folder, labels, (channels, height, width), mean, std, unknown, forward)
+
+
+def _in_torch(model: nn.Module, device: str) -> Callable[[Tensor], Tensor]:
+    model = model.float().eval().to(device)
+
+    def forward(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(images.to(device))
+            return logits.cpu()
+
+    return forward
+
+
+def _device(name: str) -> str:
+    if name not in DEVICES:
+        raise ValueError(f"unknown device {name!r}. Known: {', '.join(DEVICES)}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but torch finds no CUDA device. Use 'auto' or 'cpu'.")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"

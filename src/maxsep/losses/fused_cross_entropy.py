@@ -1,0 +1,205 @@
+"""Cross-entropy of a head's logits without the logits: for so many classes that they would not fit."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maxsep.checks import check_count, check_floating
+from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
+from maxsep.losses.checks import IGNORED, check_index_type, check_labels, check_number
+from maxsep.ops import separate, widened
+from maxsep.ops.fused import row_losses
+
+__all__ = ["fused_cross_entropy"]
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def fused_cross_entropy(
+    head: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = IGNORED,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    adjustment: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients, a chunk of classes at a time.
+
+    Memory beside the weight, the features and their gradients is a few percent of these, for any batch and any number
+    of classes; the price is that the logits are computed twice. Sums are made in float32, float64 for float64, and the
+    loss is in that precision.
+
+    Args:
+        head: A `MaxSeparationHead`, a `PlainHead`, a `ScaledHead` or an `nn.Linear`.
+        x: Features, (..., in_features). The leading dimensions are samples.
+        target: Class indices, of the shape of these leading dimensions.
+        weight: Of every class, (C,), as in F.cross_entropy.
+        ignore_index: The label of samples that shall not count.
+        reduction: `mean` (weighted), `sum` or `none`.
+        label_smoothing: From 0 to 1, as in F.cross_entropy.
+        adjustment: Added to the logits of every sample, (C,): the log-priors of logit adjustment, for instance. It
+            may be trained.
+        chunk_size: Classes at a time; chosen from the memory if left out.
+
+    Pitfall: the head's own `forward` is not called, so its hooks do not run. A label that is no class raises in CPU
+    tensors; on other devices, and in compiled code, the loss is then NaN. There are no second derivatives.
+
+    >>> head, x, target = MaxSeparationHead(16, 1000), torch.randn(4, 16), torch.tensor([1, 10, 100, 999])
+    >>> torch.allclose(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
+    True
+    """
+    layer = _layer_of(head)
+    _check(layer, x, target, reduction, ignore_index)
+    smoothing = check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+    chunk = None if chunk_size is None else check_count("chunk_size", chunk_size)
+    weight = _class_vector("weight", weight, layer.num_classes, x)
+    adjustment = _class_vector("adjustment", adjustment, layer.num_classes, x)
+    if weight is not None and weight.requires_grad:
+        raise ValueError("weight requires a gradient, but class weights have none here. Pass weight.detach().")
+    labels = target.reshape(-1)
+    rows = _row_values(
+        layer, x.reshape(-1, layer.in_features), labels, weight, ignore_index, smoothing, adjustment, chunk
+    )
+    return _reduced(*rows, reduction).reshape(target.shape if reduction == "none" else ())
+
+
+class _Layer(NamedTuple):
+    """What a head does, in numbers: radius * (P^T) (weight x + bias)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    radius: float
+    separate: bool
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.weight) + self.separate
+
+
+def _layer_of(head: nn.Module) -> _Layer:
+    for kind in (MaxSeparationHead, PlainHead, ScaledHead, nn.Linear):
+        # a subclass with a forward of its own may compute anything
+        if isinstance(head, kind) and type(head).forward is kind.forward:
+            radius = 1.0 if isinstance(head, nn.Linear) else head.radius
+            return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead)
+    raise TypeError(
+        f"head must be a MaxSeparationHead, PlainHead, ScaledHead or nn.Linear, got {type(head).__name__}. "
+        "For other heads take F.cross_entropy(head(x), target), or fold the head first with maxsep.fold."
+    )
+
+
+def _row_values(
+    layer: _Layer,
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignored: int,
+    smoothing: float,
+    adjustment: Tensor | None,
+    chunk: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of every sample, and how much it counts in the mean."""
+    counts = labels != ignored
+    is_class = (labels >= 0) & (labels < layer.num_classes)
+    x = _in_product_precision(x, layer.weight)
+    offset = _offset(layer, adjustment)
+    constants = (None if weight is None else weight.to(_wide(x)), None if offset is None else offset.to(_wide(x)))
+    weight, offset = constants
+    if len(x) == 0:
+        values = (F.linear(x, layer.weight.to(x.dtype)).sum(1)).to(_wide(x))
+        return values, values
+    nll, smooth = row_losses(
+        x, layer.weight, labels, offset, weight,
+        radius=layer.radius, separate=layer.separate, smoothing=smoothing > 0, chunk=chunk,
+    )  # fmt: skip
+    own = torch.ones_like(nll) if weight is None else weight[torch.where(is_class, labels, 0)]
+    zero = torch.zeros((), dtype=nll.dtype, device=nll.device)
+    values = (1 - smoothing) * own * nll + (smoothing * smooth if smoothing else zero)
+    values = torch.where(counts, torch.where(is_class, values, torch.nan), zero)
+    return values, torch.where(counts, own, zero)
+
+
+def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return values
+    if reduction == "sum":
+        return values.sum()
+    total = counted.sum()
+    # nothing to take a mean of: the value is 0/0 as torch's is, but no gradient is
+    undefined = torch.where(total == 0, torch.nan, torch.zeros_like(total))
+    return values.sum() / torch.where(total == 0, 1, total) + undefined
+
+
+def _offset(layer: _Layer, adjustment: Tensor | None) -> Tensor | None:
+    if layer.bias is None:
+        return adjustment
+    bias = widened(layer.bias)
+    offset = separate(bias, layer.radius) if layer.separate else bias * layer.radius
+    return offset if adjustment is None else offset + adjustment
+
+
+def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
+    device = x.device.type
+    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(device))
+    if x.dtype != weight.dtype:
+        raise TypeError(
+            f"x and the head's weight must have one dtype, got {x.dtype} and {weight.dtype}. "
+            "Convert one of them, or call this under torch.autocast."
+        )
+    return x
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _check(layer: _Layer, x: Any, target: Any, reduction: Any, ignore_index: Any) -> None:
+    check_floating(x)
+    check_index_type(target)
+    if x.dim() == 0 or x.shape[-1] != layer.in_features:
+        raise ValueError(
+            f"x must be (..., {layer.in_features}), the features that the head takes, got shape {tuple(x.shape)}. "
+            "Pass what the head is called with, not its logits."
+        )
+    if target.shape != x.shape[:-1]:
+        raise ValueError(
+            f"target must be {tuple(x.shape[:-1])}, a class index for every sample of x, got shape "
+            f"{tuple(target.shape)}. Turn one-hot rows into indices with target.argmax(-1)."
+        )
+    if not x.device == target.device == layer.weight.device:
+        raise ValueError(
+            f"x, target and head must be on one device, got {x.device}, {target.device} and {layer.weight.device}. "
+            "Move them with .to(device)."
+        )
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}. Choose one.")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}. Pass the label to leave out.")
+    check_labels(target.reshape(-1), layer.num_classes, ignore_index)
+
+
+def _class_vector(name: str, vector: Any, num_classes: int, x: Tensor) -> Tensor | None:
+    if vector is None:
+        return None
+    numbers = check_floating(vector, name)
+    if numbers.shape != (num_classes,):
+        raise ValueError(
+            f"{name} must be ({num_classes},), one number for every class, got shape {tuple(numbers.shape)}. "
+            "Build it for the head's number of classes."
+        )
+    if numbers.device != x.device:
+        raise ValueError(f"{name} must be on the device of x, {x.device}, got {numbers.device}. Move it with .to().")
+    return numbers

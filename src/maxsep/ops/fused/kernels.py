@@ -1,0 +1,156 @@
+r"""The steps of the streamed loss as Triton kernels; `triton_form` launches them, `torch_form` says what they compute.
+
+The coefficients of P follow from the row number, n = k - i: factor = radius sqrt(C/k), s = factor sqrt(n/(n+1)),
+r = s/n, in float32, which counts exactly to 2^24 and beyond it errs in n/(n+1) by less than its rounding.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202 (a kernel's arguments are pointers and numbers of the compiler's own types)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _coefficients(row, k, factor):
+    n = tl.maximum(k - row, 0).to(tl.float32)
+    s = factor * tl.sqrt(n / (n + 1))
+    return s, s / tl.maximum(n, 1.0)
+
+
+@triton.jit
+def block_sums(source, sums, rows, width, k, factor, WEIGHTED: tl.constexpr, GRAIN: tl.constexpr, COLS: tl.constexpr):
+    """Sum GRAIN rows at a time, times r if weighted: sums[b] = sum_{i in block b} (r_i) source_i."""
+    block = tl.program_id(0)
+    row = block * GRAIN + tl.arange(0, GRAIN)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    keep = (row < rows)[:, None] & (col < width)[None, :]
+    value = tl.load(source + row.to(tl.int64)[:, None] * width + col[None, :], mask=keep, other=0.0).to(tl.float32)
+    if WEIGHTED:
+        _, r = _coefficients(row, k, factor)
+        value *= r[:, None]
+    tl.store(sums + block.to(tl.int64) * width + col, tl.sum(value, 0), mask=col < width)
+
+
+@triton.jit
+def scan_blocks(sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Replace each block's sum by the sum of all blocks before it, or after it if reversed."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    carry = tl.zeros([COLS], tl.float32)
+    for first in range(0, blocks, ROWS):
+        position = first + tl.arange(0, ROWS)
+        row = position
+        if REVERSE:
+            row = blocks - 1 - position
+        keep = (position < blocks)[:, None] & (col < width)[None, :]
+        place = sums + row.to(tl.int64)[:, None] * width + col[None, :]
+        value = tl.load(place, mask=keep, other=0.0)
+        tl.store(place, carry[None, :] + tl.cumsum(value, 0) - value, mask=keep)
+        carry += tl.sum(value, 0)
+
+
+@triton.jit
+def fold_rows(weight, carries, out, start, stop, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):
+    """Write W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop)."""
+    row = start + tl.program_id(0) * GRAIN + tl.arange(0, GRAIN)
+    block = (start // GRAIN + tl.program_id(0)).to(tl.int64)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    inside = (col < width)[None, :]
+    place = row.to(tl.int64)[:, None] * width + col[None, :]
+    value = tl.load(weight + place, mask=(row < rows)[:, None] & inside, other=0.0).to(tl.float32)
+    s, r = _coefficients(row, k, factor)
+    weighted = value * r[:, None]
+    carry = tl.load(carries + block * width + col, mask=col < width, other=0.0)
+    folded = value * s[:, None] - carry[None, :] - (tl.cumsum(weighted, 0) - weighted)
+    place -= start.to(tl.int64) * width
+    tl.store(out + place, folded.to(out.dtype.element_ty), mask=(row < stop)[:, None] & inside)
+
+
+@triton.jit
+def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):
+    """Write dW_i = s_i dW'_i - r_i (carry + sum_{j>i in block} dW'_j), in place."""
+    block = tl.program_id(0)
+    row = block * GRAIN + tl.arange(0, GRAIN)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    keep = (row < rows)[:, None] & (col < width)[None, :]
+    place = gradient + row.to(tl.int64)[:, None] * width + col[None, :]
+    value = tl.load(place, mask=keep, other=0.0).to(tl.float32)
+    s, r = _coefficients(row, k, factor)
+    carry = tl.load(carries + block.to(tl.int64) * width + col, mask=col < width, other=0.0)
+    later = (carry + tl.sum(value, 0))[None, :] - tl.cumsum(value, 0)
+    tl.store(place, (value * s[:, None] - r[:, None] * later).to(gradient.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def accumulate_rows(
+    logits, offset, weight, target, most, sums, target_logit, total, start, size, stride,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Online log-sum-exp of one row of a chunk, its target logit if it is here, and its (weighted) sum."""
+    row = tl.program_id(0).to(tl.int64)
+    m = tl.load(most + row)
+    mass = tl.load(sums + row)
+    index = tl.load(target + row) - start
+    summed = 0.0
+    for first in range(0, size, SIZE):
+        col = first + tl.arange(0, SIZE)
+        z = tl.load(logits + row * stride + col, mask=col < size, other=-float("inf")).to(tl.float32)
+        if OFFSET:
+            z += tl.load(offset + col, mask=col < size, other=0.0)
+        new = tl.maximum(m, tl.max(z, 0))
+        reference = tl.where(new == -float("inf"), 0.0, new)
+        mass = mass * tl.exp(m - reference) + tl.sum(tl.exp(z - reference), 0)
+        m = new
+        if TOTAL:
+            counted = tl.where(col < size, z, 0.0)
+            if WEIGHT:
+                counted *= tl.load(weight + col, mask=col < size, other=0.0)
+            summed += tl.sum(counted, 0)
+    tl.store(most + row, m)
+    tl.store(sums + row, mass)
+    if TOTAL:
+        tl.store(total + row, tl.load(total + row) + summed)
+    if (index >= 0) & (index < size):
+        z = tl.load(logits + row * stride + index).to(tl.float32)
+        if OFFSET:
+            z += tl.load(offset + index)
+        tl.store(target_logit + row, z)
+
+
+@triton.jit
+def gradient_rows(
+    logits, offset, weight, target, lse, a, u, v, partial, start, size, batch, stride,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
+    TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Write g = a exp(z - lse) - u [j = y] - v w_j in place of z, and the sums of g over this program's rows."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = col < size
+    shift = tl.zeros([COLS], tl.float32)
+    if OFFSET:
+        shift = tl.load(offset + col, mask=inside, other=0.0)
+    share = tl.full([COLS], 1.0, tl.float32)
+    if WEIGHT:
+        share = tl.load(weight + col, mask=inside, other=0.0)
+    summed = tl.zeros([COLS], tl.float32)
+    for tile in range(TILES):
+        row = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
+        there = row < batch
+        keep = there[:, None] & inside[None, :]
+        place = logits + row.to(tl.int64)[:, None] * stride + col[None, :]
+        z = tl.load(place, mask=keep, other=0.0).to(tl.float32)
+        if OFFSET:
+            z += shift[None, :]
+        reference = tl.load(lse + row, mask=there, other=0.0)
+        g = tl.exp(z - reference[:, None]) * tl.load(a + row, mask=there, other=0.0)[:, None]
+        index = tl.load(target + row, mask=there, other=-1) - start
+        g -= tl.where(index[:, None] == col[None, :], tl.load(u + row, mask=there, other=0.0)[:, None], 0.0)
+        if SMOOTH:
+            g -= tl.load(v + row, mask=there, other=0.0)[:, None] * share[None, :]
+        tl.store(place, g.to(logits.dtype.element_ty), mask=keep)
+        if COLUMNS:
+            summed += tl.sum(tl.where(keep, g, 0.0), 0)
+    if COLUMNS:
+        tl.store(partial + tl.program_id(1).to(tl.int64) * size + col, summed, mask=inside)

@@ -1,0 +1,200 @@
+"""The two passes over the classes: log-sum-exp first, gradients second."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maxsep.ops.fused import torch_form
+from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes
+from maxsep.ops.fused.logits_side import separated, unseparated_
+from maxsep.ops.fused.products import add_product, product
+from maxsep.ops.fused.state import RowState
+
+
+class Stream:
+    """A layer, what follows it, and how its classes are gone through.
+
+    Args:
+        x: Features, (B, D).
+        weight: (C, D), or (C-1, D) where P follows.
+        offset: Added to the logits, (C,).
+        class_weight: Of the smoothing term, (C,).
+        target: Class indices, (B,).
+        radius: Factor of all logits.
+        side: "plain" without P, "weight" or "logits" for what P is applied to.
+        chunk: Classes at a time; 0 chooses from the memory.
+        form: "torch" or "triton".
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        offset: Tensor | None,
+        class_weight: Tensor | None,
+        radius: float,
+        side: str,
+        chunk: int,
+        form: str,
+    ) -> None:
+        if form == "triton":  # the kernels know no strides
+            x, weight, target, offset, class_weight = _contiguous(x, weight, target, offset, class_weight)
+        self.x, self.weight, self.target, self.offset, self.class_weight = x, weight, target, offset, class_weight
+        self.radius, self.side, self.chunk, self.form = radius, side, chunk, form
+        self.steps = _steps(form)
+        self.wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        self.num_classes = len(weight) + (side != "plain")
+        self.grain = chunk if chunk and form == "torch" else GRAIN
+        # a plain weight is used as it lies unless it needs a factor or another precision
+        folds = side == "weight" or (side == "plain" and (radius != 1 or weight.dtype != x.dtype))
+        items = x.element_size(), weight.element_size()
+        self.sizes = Sizes(self.num_classes, len(x), x.shape[1], *items, folds, self.steps.PAD)
+
+    @functools.cached_property
+    def joins(self) -> bool:
+        """Whether a product and what follows it are one step."""
+        joins: bool = self.steps.joins(self.x, self.weight)
+        return joins
+
+    def forward(self, smoothing: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return nll, smooth, log-sum-exp, (B,) each, and the carries for the second pass."""
+        batch, like = len(self.x), self.x.new_empty(0, dtype=self.wide)
+        state = RowState.empty(self.steps.parts(self.x) if self.joins else 1, batch, like, with_total=smoothing)
+        carries = self._block_carries()
+        along = []
+        carry = like.new_zeros(batch)
+        # a product that ends in the log-sum-exp writes no logits
+        sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
+        chunks = self._chunks(sizes)
+        scratch = Scratch(sizes, chunks, None, self.x)
+        for start, stop in chunks:
+            logits, room = scratch.take(start, stop)
+            weight = self._folded(start, stop, carries, room)
+            rest = (*self._parts(start, stop), self.target, start, state)
+            if self.joins:
+                self.steps.accumulate_product(self.x, weight, *rest)
+                continue
+            self._products(weight, logits)
+            if self.side == "logits":
+                along.append(carry)
+                logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
+            self.steps.accumulate(logits, *rest)
+        lse, target_logit, total = state.merged()
+        smooth = torch.zeros_like(lse)
+        if total is not None:
+            smooth = lse * self._mean_weight() - total / self.num_classes
+        return lse - target_logit, smooth, lse, torch.stack(along) if along else carries
+
+    def backward(
+        self, u: Tensor, v: Tensor | None, lse: Tensor, carries: Tensor, wants: tuple[bool, bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of x, weight and offset (empty where not wanted) for those of nll, u, and smooth, v."""
+        u, v = _contiguous(u, v)
+        a = u if v is None else u + v * self._mean_weight()
+        factors = (lse, a, u, None if v is None else v / self.num_classes)
+        x, sizes = self.x, self.sizes
+        wants_x, wants_weight, wants_offset = wants
+        dx = torch.zeros(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
+        # with P there is one row more than in the weight, cut off at the end
+        dw = self.weight.new_empty(self.num_classes if wants_weight else 0, sizes.width)
+        columns = lse.new_empty(self.num_classes if wants_offset else 0)
+        later = lse.new_zeros(len(x))
+        lender = dw if wants_weight and self.form == "triton" else None
+        chunks = self._chunks(sizes, last_first=True, borrows=lender is not None)
+        scratch = Scratch(sizes, chunks, lender, x)
+        for turn, (start, stop) in enumerate(chunks):
+            g, room = scratch.take(start, stop)
+            weight = self._folded(start, stop, carries, room)
+            sums = columns[start:stop] if wants_offset else None
+            rest = (*self._parts(start, stop), self.target, start, factors, sums)
+            if self.joins:
+                self.steps.gradient_product(x, weight, g, *rest)
+            elif self.side == "logits":
+                self._products(weight, g)
+                z, _ = separated(g, carries[-1 - turn], self.num_classes, self.radius, start)
+                self.steps.gradient_(z, *rest)
+                g.copy_(unseparated_(z, later, self.num_classes, self.radius, start))
+            else:
+                self._products(weight, g)
+                self.steps.gradient_(g, *rest)
+            if wants_x:
+                add_product(dx, g[:, : len(weight)], weight)
+            if wants_weight:
+                product(g[:, : len(weight)].T, x, dw[start : start + len(weight)])
+        del scratch
+        if wants_weight:
+            self._through_fold(dw)
+        return dx.to(x.dtype), dw[: len(self.weight)], columns
+
+    def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> list[tuple[int, int]]:
+        own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
+        if self.chunk:
+            own = most = self.chunk * sizes.per_class
+        elif borrows:
+            return borrowing_chunks(sizes, most, own, self.grain)
+        elif self.form == "triton" and not last_first:
+            own = max(own, sizes.num_classes * sizes.row)  # what the gradient will take is free in the first pass
+        elif self.side == "logits":
+            own //= 3  # running sums are copies
+        chunks = equal_chunks(sizes, min(own, most), self.grain)
+        return chunks[::-1] if last_first else chunks
+
+    def _block_carries(self) -> Tensor:
+        if self.side != "weight":
+            return self.x.new_empty(0, dtype=self.wide)
+        carries: Tensor = self.steps.block_carries(self.weight, self.radius, self.grain, self.wide)
+        return carries
+
+    def empty_carries(self) -> Tensor:
+        """Return a tensor of the shape that the carries have, for tracing."""
+        like = self.x.new_empty(0, dtype=self.wide)
+        if self.side == "weight":
+            return like.new_empty(-(-self.num_classes // self.grain), self.sizes.width)
+        return like.new_empty(len(self._chunks(self.sizes)), len(self.x)) if self.side == "logits" else like
+
+    def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
+        """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""
+        rows = self.weight[start:stop]
+        if self.side == "weight":
+            self.steps.fold(self.weight, carries, self.radius, self.grain, start, stop, room)
+            return room
+        if not self.sizes.folds:
+            return rows if rows.dtype == self.x.dtype else rows.to(self.x.dtype)
+        return torch.mul(rows, self.radius, out=room)
+
+    def _products(self, weight: Tensor, out: Tensor) -> None:
+        if len(weight) < out.shape[1]:  # the last class has no row of its own
+            out[:, -1] = 0
+        torch.mm(self.x, weight.T, out=out[:, : len(weight)])
+
+    def _parts(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+        offset, weight = (None if t is None else t[start:stop] for t in (self.offset, self.class_weight))
+        return offset, weight
+
+    def _mean_weight(self) -> Tensor | float:
+        return 1.0 if self.class_weight is None else self.class_weight.sum() / self.num_classes
+
+    def _through_fold(self, gradient: Tensor) -> None:
+        if self.side == "weight":
+            self.steps.adjoint_(gradient, self.radius, self.wide)
+        elif self.side == "plain" and self.radius != 1:
+            gradient.mul_(self.radius)
+
+
+def _contiguous(*tensors: Any) -> tuple[Any, ...]:
+    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
+
+
+def _steps(form: str) -> ModuleType:
+    if form == "torch":
+        return torch_form
+    from maxsep.ops.fused import triton_form
+
+    return triton_form

@@ -1,0 +1,90 @@
+r"""Products whose tiles of logits never leave the multiprocessor: log-sum-exp or gradient as their epilogue.
+
+Tiles come through tensor descriptors (the copy engine of Hopper and later); the loop over tiles and the loop over
+features are one flattened loop, so that the next tile is on its way while this one's exponentials are taken.
+"""
+
+# ruff: noqa: ANN001, ANN201 (a kernel's arguments are pointers and numbers of the compiler's own types)
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def accumulate_product(
+    x, w, offset, weight, target, most, sums, target_logit, total, start, size, batch, splits,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """Online log-sum-exp of ROWS rows of x w^T over every splits-th tile of classes, into a state of its own."""
+    first = tl.program_id(0) // splits * ROWS
+    split = tl.program_id(0) % splits
+    row = first + tl.arange(0, ROWS)
+    there = row < batch
+    place = split.to(tl.int64) * batch + row
+    index = (tl.load(target + row, mask=there, other=-1) - start).to(tl.int32)
+    m = tl.load(most + place, mask=there, other=0.0)
+    mass = tl.load(sums + place, mask=there, other=0.0)
+    own = tl.load(target_logit + place, mask=there, other=0.0)
+    summed = tl.zeros([ROWS], tl.float32)
+    for tile in tl.range(split, tl.cdiv(size, COLS), splits, flatten=True):
+        z = tl.zeros([ROWS, COLS], tl.float32)
+        for inner in range(0, WIDTH, INNER):
+            z = tl.dot(x.load([first, inner]), w.load([tile * COLS, inner]).T, z)
+        col = tile * COLS + tl.arange(0, COLS)
+        inside = col < size
+        if OFFSET:
+            z += tl.load(offset + col, mask=inside, other=0.0)[None, :]
+        if TOTAL:
+            share = inside.to(tl.float32)
+            if WEIGHT:
+                share = tl.load(weight + col, mask=inside, other=0.0)
+            summed += tl.sum(z * share[None, :], 1)
+        own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
+        z = tl.where(inside[None, :], z, -float("inf"))
+        new = tl.maximum(m, tl.max(z, 1))
+        reference = tl.where(new == -float("inf"), 0.0, new)
+        mass = mass * tl.exp(m - reference) + tl.sum(tl.exp(z - reference[:, None]), 1)
+        m = new
+    tl.store(most + place, m, mask=there)
+    tl.store(sums + place, mass, mask=there)
+    tl.store(target_logit + place, own, mask=there)
+    if TOTAL:
+        tl.store(total + place, tl.load(total + place, mask=there, other=0.0) + summed, mask=there)
+
+
+@triton.jit
+def gradient_product(
+    x, w, out, offset, weight, target, lse, a, u, v, partial, start, size, batch, programs,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr, FLAT: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """Write g = a exp(z - lse) - u [j = y] - v w_j of z = x w^T + offset, and the sums of g over each ROWS rows."""
+    row_tiles = tl.cdiv(batch, ROWS)
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(size, COLS), programs, flatten=FLAT):
+        block = tile % row_tiles
+        first, left = block * ROWS, tile // row_tiles * COLS
+        z = tl.zeros([ROWS, COLS], tl.float32)
+        for inner in range(0, WIDTH, INNER):
+            z = tl.dot(x.load([first, inner]), w.load([left, inner]).T, z)
+        row = first + tl.arange(0, ROWS)
+        col = left + tl.arange(0, COLS)
+        there, inside = row < batch, col < size
+        if OFFSET:
+            z += tl.load(offset + col, mask=inside, other=0.0)[None, :]
+        reference = tl.load(lse + row, mask=there, other=0.0)
+        g = tl.exp(z - reference[:, None]) * tl.load(a + row, mask=there, other=0.0)[:, None]
+        index = (tl.load(target + row, mask=there, other=-1) - start).to(tl.int32)
+        g -= tl.where(index[:, None] == col[None, :], tl.load(u + row, mask=there, other=0.0)[:, None], 0.0)
+        if SMOOTH:
+            share = tl.full([COLS], 1.0, tl.float32)
+            if WEIGHT:
+                share = tl.load(weight + col, mask=inside, other=0.0)
+            g -= tl.load(v + row, mask=there, other=0.0)[:, None] * share[None, :]
+        out.store([first, left], g.to(out.dtype))
+        if COLUMNS:
+            kept = tl.where(there[:, None], g, 0.0)
+            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(kept, 0), mask=inside)

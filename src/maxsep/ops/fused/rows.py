@@ -1,0 +1,137 @@
+r"""Cross-entropy of every sample, streamed over chunks of classes: two passes, four products, no logits.
+
+    z = x W'^T + offset,    nll = lse(z) - z_y,    smooth = mean_j w_j (lse(z) - z_j)
+
+W' is radius times the layer's weight, or radius * P^T of it. The first pass makes the log-sum-exp online; the second
+makes each chunk of logits again, turns it into the gradient in place, and adds it to those of x and W'. What reduces
+rows to a loss, and what makes the offset of bias and adjustment, is ordinary differentiable code outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maxsep.ops.fused.passes import Stream
+
+
+def row_losses(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    offset: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    *,
+    radius: float = 1.0,
+    separate: bool = True,
+    smoothing: bool = False,
+    chunk: int | None = None,
+    form: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return nll and smooth of every sample, (B,) each, differentiable once in x, weight and offset.
+
+    Args:
+        x: Features, (B, D), B at least 1, in the precision of the products.
+        weight: (C, D), or (C-1, D) if P follows, in its own precision, which is that of its gradient.
+        target: Class indices, (B,); rows with another number have an nll that means nothing.
+        offset: Added to the logits, (C,), in the precision of the sums: float64 for float64, else float32.
+        class_weight: Of the smoothing term, (C,), like offset.
+        radius: Factor of all logits before the offset.
+        separate: Whether P stands behind the layer.
+        smoothing: Whether `smooth` is wanted; it is zero otherwise.
+        chunk: Classes at a time; chosen from the memory if left out.
+        form: "torch" or "triton"; chosen if left out.
+
+    >>> x, weight = torch.randn(4, 8), torch.randn(9, 8)
+    >>> nll, _ = row_losses(x, weight, torch.tensor([0, 1, 2, 9]))
+    >>> nll.shape
+    torch.Size([4])
+    """
+    side = "plain"
+    if separate:
+        side = "logits" if len(x) < x.shape[1] else "weight"
+    if form is None:
+        form = "triton" if side != "logits" and _triton_suits(x, weight) else "torch"
+    nll, smooth, _, _ = torch.ops.maxsep.row_losses(
+        x, weight, target, offset, class_weight, radius, side, chunk or 0, form, smoothing
+    )
+    return nll, smooth
+
+
+def _triton_suits(x: Tensor, weight: Tensor) -> bool:
+    from torch.utils._triton import has_triton
+
+    fine = (torch.float32, torch.bfloat16, torch.float16)
+    return x.device.type == "cuda" and x.dtype in fine and weight.dtype in fine and has_triton()
+
+
+_LAYER = "Tensor x, Tensor weight, Tensor target, Tensor? offset, Tensor? class_weight, float radius, str side, "
+_SCHEMA = f"({_LAYER}int chunk, str form, bool smoothing) -> (Tensor, Tensor, Tensor, Tensor)"
+_BACKWARD = f"({_LAYER}int chunk, str form, Tensor u, Tensor? v, Tensor lse, Tensor carries, bool[3] wants)"
+
+
+@torch.library.custom_op("maxsep::row_losses", mutates_args=(), schema=_SCHEMA)
+def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *layer, smoothing = given
+    with torch.autocast(layer[0].device.type, enabled=False):
+        return Stream(*layer).forward(smoothing)
+
+
+@torch.library.custom_op(
+    "maxsep::row_losses_backward", mutates_args=(), schema=f"{_BACKWARD} -> (Tensor, Tensor, Tensor)"
+)
+def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *layer, u, v, lse, carries, wants = given
+    with torch.autocast(lse.device.type, enabled=False):
+        return Stream(*layer).backward(u, v, lse, carries, tuple(wants))
+
+
+@_forward.register_fake
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *layer, _smoothing = given
+    stream = Stream(*layer)
+    rows = stream.x.new_empty(len(stream.x), dtype=stream.wide)
+    return rows, torch.empty_like(rows), torch.empty_like(rows), stream.empty_carries()
+
+
+@_backward.register_fake
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, _, offset, *_ = given
+    wants_x, wants_weight, wants_offset = given[-1]
+    return (
+        torch.empty_like(x) if wants_x else x.new_empty(0),
+        torch.empty_like(weight) if wants_weight else weight.new_empty(0, x.shape[1]),
+        torch.empty_like(offset) if wants_offset else given[-3].new_empty(0),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, target, offset, class_weight, *rest, smoothing = inputs
+    *_, lse, carries = output
+    ctx.save_for_backward(x, weight, target, offset, class_weight, lse, carries)
+    ctx.rest, ctx.smoothing = rest, smoothing
+    ctx.mark_non_differentiable(lse, carries)
+
+
+def _differentiate(ctx: Any, u: Tensor, v: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *layer, lse, carries = ctx.saved_tensors
+    x, weight, _, offset, *_ = ctx.needs_input_grad
+    wants = (x, weight, offset)
+    found = torch.ops.maxsep.row_losses_backward(
+        *layer, *ctx.rest, u, v if ctx.smoothing else None, lse, carries, wants
+    )
+    dx, dw, do = (gradient if wanted else None for gradient, wanted in zip(found, wants, strict=True))
+    return dx, dw, None, do, *(None,) * 6
+
+
+def _refuse(ctx: Any, *_: Any) -> None:
+    raise RuntimeError(
+        "fused_cross_entropy has first derivatives only, and its gradient was asked for one. "
+        "Leave create_graph out, or take F.cross_entropy(head(x), target), which has them all."
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+_backward.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)

@@ -1,0 +1,1 @@
+"""Triton programs. They import triton, so nothing imports them before a kernel is launched."""

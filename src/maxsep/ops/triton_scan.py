@@ -1,0 +1,228 @@
+"""x -> radius * P^T x and its adjoint by one kernel each: torch operators that launch `maxsep.ops.kernels.rows`.
+
+Both are differentiable any number of times, each being the other's gradient, and opaque to a compiler, so that
+`torch.compile` keeps them whole. Sums are made in float32 in a fixed order: the same input gives the same bits.
+Any strides are read as they are; only leading dimensions that cannot be seen as one are copied first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+IS_INSTALLED = importlib.util.find_spec("triton") is not None
+PROGRAMS = 1024
+"""Enough programs to fill a large GPU (not yet measured); with less than half as many, several share a row."""
+MOST_CLASSES = 2**30
+"""The kernels count classes in 32 bits."""
+
+
+def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    """Apply radius * P^T by the kernel; x (..., C-1) of 16 or 32 bits, result (..., C) in a dtype of its own.
+
+    Raises:
+        RuntimeError: Where there is no Triton, or x is not on a CUDA device.
+    """
+    if not IS_INSTALLED:
+        raise RuntimeError(
+            "impl='triton' needs the package triton, which is not installed. Install it "
+            "(pip install 'maxsep[kernels]') or leave impl out: every form gives the same values."
+        )
+    if x.device.type != "cuda" and not _is_interpreting():
+        raise RuntimeError(
+            f"impl='triton' is for CUDA tensors, x is on '{x.device}'. "
+            "Leave impl out: every form gives the same values."
+        )
+    result: Tensor = separate_op(x, radius, dtype)
+    return result
+
+
+def takes(x: Tensor) -> bool:
+    """Return whether the kernel is there for a tensor: on CUDA, of 16 or 32 bits, and not exported."""
+    return (
+        IS_INSTALLED
+        and x.device.type == "cuda"
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and x.shape[-1] < MOST_CLASSES
+        and not torch.compiler.is_exporting()
+    )
+
+
+def padded_empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor whose rows start at multiples of 16 bytes, so that kernels may load wide words.
+
+    >>> padded_empty(torch.empty(0), (2, 9), torch.float32).stride()
+    (12, 1)
+    """
+    *leading, width = shape
+    unit = 16 // dtype.itemsize
+    return like.new_empty(*leading, (width + unit - 1) // unit * unit, dtype=dtype)[..., :width]
+
+
+@torch.library.custom_op("maxsep::separate", mutates_args=())
+def separate_op(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    """Return radius * P^T x."""
+    out = _separate_like(x, radius, dtype)
+    if out.numel():
+        _launch("forward", x, out, x.shape[-1], radius)
+    return out
+
+
+@torch.library.custom_op("maxsep::separate_adjoint", mutates_args=())
+def adjoint_op(g: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    """Return radius * P g, with rows that start at multiples of 16 bytes."""
+    out = _adjoint_like(g, radius, dtype)
+    if out.numel():
+        _launch("adjoint", g, out, g.shape[-1] - 1, radius)
+    return out
+
+
+def _separate_like(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    if _is_column_major(x):
+        return x.new_empty(x.shape[1] + 1, x.shape[0], dtype=dtype).T
+    return x.new_empty(*x.shape[:-1], x.shape[-1] + 1, dtype=dtype)
+
+
+def _adjoint_like(g: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    if _is_column_major(g):
+        return g.new_empty(g.shape[1] - 1, g.shape[0], dtype=dtype).T
+    return padded_empty(g, (*g.shape[:-1], g.shape[-1] - 1), dtype)
+
+
+def _is_column_major(x: Tensor) -> bool:
+    # A transposed weight: the result is wanted transposed as well.
+    return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.radius, _ = inputs
+    ctx.dtype = x.dtype
+
+
+def _separate_backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+    return adjoint_op(g, ctx.radius, ctx.dtype), None, None
+
+
+def _adjoint_backward(ctx: Any, x: Tensor) -> tuple[Tensor, None, None]:
+    return separate_op(x, ctx.radius, ctx.dtype), None, None
+
+
+def _separate_vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    return separate_op(x.movedim(in_dims[0] or 0, 0), *rest), 0
+
+
+def _adjoint_vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    return adjoint_op(g.movedim(in_dims[0] or 0, 0), *rest), 0
+
+
+separate_op.register_fake(_separate_like)
+adjoint_op.register_fake(_adjoint_like)
+separate_op.register_autograd(_separate_backward, setup_context=_remember)
+adjoint_op.register_autograd(_adjoint_backward, setup_context=_remember)
+separate_op.register_vmap(_separate_vmap)
+adjoint_op.register_vmap(_adjoint_vmap)
+
+
+class Tile(NamedTuple):
+    """How much of the matrix a program holds at once, and how many warps work on it."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int = 1
+
+
+def choose_tile(rows: int, num_classes: int, itemsize: int, column_major: bool) -> Tile:
+    """Return how much of the matrix a program holds at once.
+
+    Compiled for an H100 or H200 these tiles stay within 64 registers per thread, so that 1,024 threads fit on each
+    multiprocessor and 1,024 rows on the device. Their times are not yet measured: `benchmarks/head_gpu.py` does it.
+    """
+    if column_major:
+        return Tile(32, 32, 4)
+    if itemsize == 2 and num_classes > 8192:  # small elements need more loads under way: two tiles ahead
+        return Tile(1, 2048, 8, 3)
+    block = min(1024, power_of_two(num_classes))
+    return Tile(max(1, min(power_of_two(rows), 1024 // block)), block, 4)
+
+
+def scale_of(radius: float, k: int) -> float:
+    """Return a = radius sqrt(C/k), which all coefficients share."""
+    return radius * math.sqrt((k + 1) / k)
+
+
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two from 16 on that is not below a number."""
+    return 1 << max(4, (number - 1).bit_length())
+
+
+def _launch(name: str, x: Tensor, out: Tensor, k: int, radius: float) -> None:
+    from maxsep.ops.kernels import rows as kernels
+
+    x, out = _as_matrix(x), _as_matrix(out)
+    rows, a = len(x), scale_of(radius, k)
+    tile = choose_tile(rows, k + 1, x.element_size(), x.stride(0) == 1 and x.stride(1) > 1)
+    chunks, span = _split(-(-rows // tile.rows), k + 1, tile.block)
+    grid = (-(-rows // tile.rows), chunks)
+    x_row, x_align, x_end, end_align = reading(x)
+    out_row, out_align, out_end = writing(out)
+    with on_device_of(x):
+        partial = x.new_empty(rows, chunks, dtype=torch.float32) if chunks > 1 else x
+        if chunks > 1:
+            kernels.partial_sums[grid](
+                x, partial, rows, x.shape[1], k, a, x_row, x.stride(1), x_end, span, chunks,
+                X_ALIGN=x_align, END_ALIGN=end_align, WEIGHTED=name == "forward", ROWS=tile.rows, BLOCK=tile.block,
+                num_warps=tile.warps,
+            )  # fmt: skip
+        getattr(kernels, name)[grid](
+            x, out, partial, rows, k, a, x_row, x.stride(1), x_end, out_row, out.stride(1), out_end, span, chunks,
+            X_ALIGN=x_align, END_ALIGN=end_align, OUT_ALIGN=out_align, CHUNKS=power_of_two(chunks) if chunks > 1 else 1,
+            ROWS=tile.rows, BLOCK=tile.block, STAGES=tile.stages, num_warps=tile.warps,
+        )  # fmt: skip
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    return x[None] if x.dim() == 1 else x.flatten(0, -2)
+
+
+def _split(row_programs: int, num_classes: int, block: int) -> tuple[int, int]:
+    """Return how many programs share a row and how many classes each takes, a multiple of the block."""
+    chunks = 1 if 2 * row_programs >= PROGRAMS else min(-(-PROGRAMS // row_programs), -(-num_classes // (4 * block)))
+    span = -(-num_classes // chunks // block) * block
+    return -(-num_classes // span), span
+
+
+def reading(x: Tensor) -> tuple[int, int, int, int]:
+    """Return the row stride and the end of what may be read of a row, each as a number of units and the unit.
+
+    The units are powers of two that the compiler sees: they allow words of up to 16 bytes.
+    """
+    stride = x.stride(0) if len(x) > 1 else 0
+    unit = math.gcd(stride, 16) if x.stride(1) == 1 else 1
+    end = -(-x.shape[1] // unit) * unit
+    last = x.storage_offset() + (len(x) - 1) * stride + end
+    whole = last * x.element_size() <= x.untyped_storage().nbytes()  # the padding of the last row may not be ours
+    return stride // unit, unit, end // unit if whole else x.shape[1], unit if whole else 1
+
+
+def writing(out: Tensor) -> tuple[int, int, int]:
+    """Return row stride and end likewise; a tensor of ours has its padding."""
+    if out.stride(1) != 1 or len(out) == 1:
+        return out.stride(0), 1, out.shape[1]
+    unit = math.gcd(out.stride(0), 16)
+    return out.stride(0) // unit, unit, out.stride(0) // unit
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Make a tensor's device the one that kernels are launched on."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+
+
+def _is_interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

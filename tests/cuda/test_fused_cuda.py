@@ -1,0 +1,113 @@
+"""The fused loss where its kernels compile: run these on a GPU (`pytest tests/cuda`)."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from maxsep import MaxSeparationHead
+from maxsep.heads import ScaledHead
+from maxsep.losses import fused_cross_entropy
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+ALL = {"label_smoothing": 0.1, "weight": True, "adjustment": True, "ignore_index": 3}
+
+
+def options(chosen, num_classes):
+    generator = torch.Generator().manual_seed(5)
+    return {
+        name: torch.rand(num_classes, generator=generator).cuda() if value is True else value
+        for name, value in chosen.items()
+    }
+
+
+def compared(head, x, target, **given):
+    """Relative errors of value and gradients of the fused loss against the unfused one in float64."""
+    fused_cross_entropy(head, x, target, **given).backward()
+    wide, wide_x = head.double(), x.detach().double().requires_grad_()
+    fused = [x.grad, *(p.grad for p in head.parameters())]
+    for parameter in head.parameters():
+        parameter.grad = None
+    shift = given.pop("adjustment", None)
+    given = {name: v.double() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+    F.cross_entropy(wide(wide_x) + (0 if shift is None else shift), target, **given).backward()
+    exact = [wide_x.grad, *(p.grad for p in wide.parameters())]
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(fused, exact, strict=True)]
+
+
+@pytest.mark.parametrize("chosen", [{}, ALL], ids=["plain", "all"])
+@pytest.mark.parametrize("num_classes", [2, 300, 5_000])
+@pytest.mark.parametrize(("batch", "width"), [(33, 24), (256, 64), (8, 64)])
+@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
+def test_gradients(chosen, num_classes, batch, width, dtype, slack):
+    torch.manual_seed(0)
+    head = MaxSeparationHead(width, num_classes, radius=0.5, device="cuda")
+    head.weight.data = head.weight.data.to(dtype).float()  # the reference starts from the rounded weight
+    head = head.to(dtype)
+    x = torch.randn(batch, width, device="cuda").to(dtype).requires_grad_()
+    target = torch.randint(num_classes, (batch,), device="cuda")
+    errors = compared(head, x, target, reduction="sum", **options(chosen, num_classes))
+    assert max(errors) < slack, errors
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Linear(64, 5_000), lambda: ScaledHead(64, 5_000, radius=0.3)])
+def test_heads_without_the_matrix(build):
+    torch.manual_seed(0)
+    x = torch.randn(128, 64, device="cuda", requires_grad=True)
+    assert max(compared(build().cuda(), x, torch.randint(5_000, (128,), device="cuda"))) < 2e-5
+
+
+def test_autocast_with_weights_in_float32():
+    torch.manual_seed(0)
+    head = MaxSeparationHead(64, 5_000, device="cuda")
+    x = torch.randn(256, 64, device="cuda", requires_grad=True)
+    target = torch.randint(5_000, (256,), device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = fused_cross_entropy(head, x, target)
+    loss.backward()
+    assert loss.dtype == head.weight.grad.dtype == x.grad.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(head(x), target), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_classes", [100_000, 400_000])
+def test_the_promise_of_memory(num_classes):
+    head = MaxSeparationHead(512, num_classes, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(4096, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(num_classes, (4096,), device="cuda")
+    for _ in range(2):  # libraries take their workspace in the first step
+        head.zero_grad()
+        x.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        fused_cross_entropy(head, x, target).backward()
+    needed = 2 * (head.weight.nbytes + x.nbytes)
+    taken = torch.cuda.max_memory_allocated() - before + needed // 2
+    assert taken <= 1.05 * needed, taken / needed
+
+
+def test_the_host_never_waits():
+    head = MaxSeparationHead(64, 5_000, device="cuda")
+    x = torch.randn(256, 64, device="cuda", requires_grad=True)
+    target = torch.randint(5_000, (256,), device="cuda")
+    fused_cross_entropy(head, x, target).backward()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fused_cross_entropy(head, x, target, label_smoothing=0.1).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def test_labels_out_of_range_give_nan():
+    head = MaxSeparationHead(8, 300, device="cuda")
+    target = torch.tensor([1, 300, 5], device="cuda")
+    assert fused_cross_entropy(head, torch.randn(3, 8, device="cuda"), target).isnan()
+
+
+def test_compiled():
+    head = MaxSeparationHead(64, 3_000, device="cuda")
+    x = torch.randn(256, 64, device="cuda")
+    target = torch.randint(3_000, (256,), device="cuda")
+    step = torch.compile(lambda x: fused_cross_entropy(head, 2 * x, target), fullgraph=True)
+    torch.testing.assert_close(step(x), fused_cross_entropy(head, 2 * x, target))

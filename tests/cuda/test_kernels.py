@@ -1,0 +1,186 @@
+"""The kernels as a GPU compiles them: values, gradients, layouts, and every way of running a torch program."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from maxsep import MaxSeparation, MaxSeparationHead, separate
+from maxsep.ops import linear
+from maxsep.ops.linear import padded_linear, separate_linear
+from maxsep.ops.row_cross_entropy import row_cross_entropy
+from maxsep.ops.scan import separate_adjoint, separate_scan
+from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.manual_seed(0)
+    torch.compiler.reset()
+
+
+def off(ours, theirs, scale=None):
+    return ((ours.double() - theirs).abs().max() / (theirs if scale is None else scale).abs().max()).item()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_classes", [2, 3, 16, 17, 1_000, 1_001, 4_097, 100_000, 1_000_003])
+@pytest.mark.parametrize("padded", [True, False])
+def test_values_and_gradients(dtype, num_classes, padded):
+    for rows in (1, 5, 600) if num_classes < 5_000 else (1, 3):
+        like = torch.empty(0, device="cuda")
+        x = padded_empty(like, (rows, num_classes - 1), dtype) if padded else like.new_empty(rows, num_classes - 1)
+        x = x.normal_() if padded else x.normal_().to(dtype)
+        g = torch.randn(rows, num_classes, device="cuda").to(dtype)
+        limit = 1e-6 if num_classes <= 100_000 else 1e-5
+        for values, gradient in ((x, g), (torch.ones_like(x), torch.ones_like(g))):
+            assert off(separate_op(values, 0.5, torch.float32), separate_scan(values.double(), 0.5)) <= limit
+            expected = separate_adjoint(gradient.double(), 0.5)
+            assert off(adjoint_op(gradient, 0.5, torch.float32), expected, gradient) <= limit
+        rounded = separate(x, 0.5)
+        assert rounded.dtype == dtype
+        assert off(rounded, separate_scan(x.double(), 0.5)) <= torch.finfo(dtype).eps / 2 * 1.001 + limit
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(9, 6, device="cuda").t(),
+        lambda: torch.randn(999, 512, device="cuda").t(),
+        lambda: torch.randn(6, 18, device="cuda")[:, ::2],
+        lambda: torch.randn(1, 9, device="cuda").expand(6, 9),
+        lambda: torch.randn(6, 1, device="cuda").expand(6, 9),
+        lambda: torch.randn(6, 20, device="cuda")[:, 3:12],
+        lambda: torch.randn(2, 9, 3, device="cuda").movedim(1, -1),
+        lambda: torch.randn(4 * 1000 - 1, device="cuda").as_strided((4, 999), (1000, 1)),
+    ],
+    ids=["transposed", "weight", "strided", "expanded", "constant", "sliced", "moved", "bare"],
+)
+def test_layouts(make):
+    x = make()
+    result = separate(x, 0.5, impl="triton")
+    assert off(result, separate_scan(x.double(), 0.5)) <= 1e-6
+    g = torch.randn_like(result)
+    assert off(adjoint_op(g, 0.5, x.dtype), separate_adjoint(g.double(), 0.5)) <= 1e-6
+
+
+def test_deterministic_algorithms_work_where_a_sum_of_floats_is_refused():
+    x = torch.randn(4, 50_000, device="cuda", requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = [separate(x) for _ in range(3)]
+        gradients = [torch.autograd.grad(result.square().sum(), x)[0] for result in results]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for found in (results, gradients) for a, b in itertools.pairwise(found))
+
+
+def test_registered_as_torch_wants_it():
+    x = torch.randn(3, 999, device="cuda", requires_grad=True)
+    torch.library.opcheck(separate_op, (x, 0.5, torch.float32))
+    torch.library.opcheck(adjoint_op, (torch.randn(3, 1000, device="cuda", requires_grad=True), 0.5, torch.float32))
+
+
+def test_compiles_captures_and_exports():
+    x = torch.randn(64, 32, device="cuda", requires_grad=True)
+    head = MaxSeparationHead(32, 300, radius=0.5).cuda()
+    expected = head(x)
+    compiled = torch.compile(head, fullgraph=True)(x)
+    torch.testing.assert_close(compiled, expected, atol=1e-5, rtol=1e-5)
+    g = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad(y, [x, *head.parameters()], g) for y in (compiled, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    program = torch.export.export(head, (x.detach(),), dynamic_shapes={"x": {0: torch.export.Dim("batch")}})
+    assert not any("maxsep" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(x[:7]), expected[:7], atol=1e-5, rtol=1e-5)
+    layer = torch.export.export(MaxSeparation(10), (torch.randn(3, 9, device="cuda"),))
+    assert not any("maxsep" in str(node.target) for node in layer.graph.nodes)
+
+
+def test_second_derivatives_and_transforms():
+    x = torch.randn(3, 40, device="cuda", requires_grad=True)
+    g = torch.randn(3, 41, device="cuda", requires_grad=True)
+    (first,) = torch.autograd.grad(separate(x, 0.7), x, g, create_graph=True)
+    (second,) = torch.autograd.grad(first, g, x)
+    assert off(second, separate_scan(x.detach().double(), 0.7)) <= 1e-6
+    batched = torch.func.vmap(separate)(x.detach())
+    assert off(batched, separate_scan(x.detach().double(), 1.0)) <= 1e-6
+    (many,) = torch.autograd.grad(separate(x), x, torch.stack([g, 2 * g]).detach(), is_grads_batched=True)
+    torch.testing.assert_close(many[1], 2 * many[0])
+
+
+@pytest.mark.parametrize("samples", [2_000, 40])
+@pytest.mark.parametrize("bias", [True, False])
+def test_both_sides_of_the_head(samples, bias):
+    x = torch.randn(samples, 64, device="cuda", requires_grad=True)
+    weight = torch.randn(2_999, 64, device="cuda", requires_grad=True)
+    b = torch.randn(2_999, device="cuda", requires_grad=True) if bias else None
+    assert linear._weight_is_smaller(x, weight) == (samples > 64)
+    inputs = [x, weight] + ([b] if bias else [])
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    result, expected = separate_linear(x, weight, b, 0.5), separate_scan(F.linear(*wide), 0.5)
+    assert off(result, expected) <= 3e-6
+    g = torch.randn_like(result)
+    for a, c in zip(
+        torch.autograd.grad(result, inputs, g), torch.autograd.grad(expected, wide, g.double()), strict=True
+    ):
+        assert off(a, c) <= 5e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_classes", [2, 10, 1_000, 9_001])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_row_cross_entropy(dtype, num_classes, reduction):
+    for smoothing, weighted, adjusted in itertools.product([0.0, 0.1], [False, True], [False, True]):
+        z = padded_empty(torch.empty(0, device="cuda"), (37, num_classes - 1), dtype).normal_().requires_grad_()
+        target = torch.randint(num_classes, (37,), device="cuda")
+        target[3] = -100
+        weight = torch.rand(num_classes, device="cuda") + 0.1 if weighted else None
+        offset = torch.randn(num_classes, device="cuda") if adjusted else None
+        options = {"reduction": reduction, "label_smoothing": smoothing}
+        loss = row_cross_entropy(z, target, 0.7, weight=weight, logit_adjustment=offset, **options)
+        wide = z.detach().double().requires_grad_()
+        logits = separate_scan(wide, 0.7) + (0 if offset is None else offset.double())
+        expected = F.cross_entropy(logits, target, None if weight is None else weight.double(), **options)
+        upstream = torch.randn_like(loss)
+        (ours,) = torch.autograd.grad(loss, z, upstream)
+        (theirs,) = torch.autograd.grad(expected, wide, upstream.double())
+        assert off(loss, expected) <= 3e-6
+        assert off(ours, theirs) <= (3e-6 if dtype == torch.float32 else torch.finfo(dtype).eps)
+
+
+def test_row_cross_entropy_captured_and_compiled():
+    x, target = torch.randn(64, 32, device="cuda", requires_grad=True), torch.randint(300, (64,), device="cuda")
+    head = MaxSeparationHead(32, 300).cuda()
+
+    def loss(x):
+        return row_cross_entropy(padded_linear(x, head.weight, head.bias), target)
+
+    expected = F.cross_entropy(head(x), target)
+    torch.testing.assert_close(torch.compile(loss, fullgraph=True)(x), expected)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.autograd.grad(loss(x), x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (gradient,) = torch.autograd.grad(loss(x), x)
+    graph.replay()
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, x)[0])
+
+
+def test_autocast_trains():
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), MaxSeparationHead(32, 100)).cuda()
+    x, target = torch.randn(128, 16, device="cuda"), torch.randint(100, (128,), device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits = model(x)
+    assert logits.dtype == torch.float32
+    F.cross_entropy(logits, target).backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())

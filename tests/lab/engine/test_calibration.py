@@ -1,0 +1,174 @@
+"""The threshold of "unknown", and that the data which sets it serves nothing else."""
+
+import json
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maxsep import detect
+from maxsep.lab import data as lab_data
+from maxsep.lab.data import Data, ImageSet, normalisation, prepare
+from maxsep.lab.engine import load_model, load_run, train
+from maxsep.lab.engine.calibration import SCORES, check_score
+from maxsep.lab.engine.evaluation import predict
+from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.spec import Execution, RunSpec
+
+CPU = Execution(device="cpu")
+
+
+def numbered(counts, first):
+    """Images that carry their own number in two pixels, and their class in the others."""
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    numbers = torch.arange(first, first + len(labels))
+    images = (labels * 40).view(-1, 1, 1, 1).repeat(1, 1, 8, 8).to(torch.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = (numbers // 256).to(torch.uint8), (numbers % 256).to(torch.uint8)
+    return ImageSet(images, labels, tuple(f"class {i}" for i in range(len(counts))))
+
+
+def numbers_of(images):
+    values = images[:, 0, 0, :2].long()
+    return set((values[:, 0] * 256 + values[:, 1]).tolist())
+
+
+TRAIN, TEST = numbered([90, 60, 40, 20], 0), numbered([30] * 4, 1000)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What the real pipeline trains on, evaluates and calibrates with, by the numbers in the pixels."""
+    found = {"trained": set(), "tested": set(), "calibrated": set()}
+    normalise = Pipeline.normalise
+
+    def watched(self, images):
+        if self.training:
+            found["trained"] |= numbers_of(images)
+        return normalise(self, images)
+
+    def watch(place, name):
+        def watched_predict(pipeline, images, *more):
+            found[name] |= numbers_of(images.images)
+            return predict(pipeline, images, *more)
+
+        monkeypatch.setattr(f"maxsep.lab.engine.{place}.predict", watched_predict)
+
+    monkeypatch.setattr("maxsep.lab.data.load", lambda *_, **__: Data("digits", TRAIN, TEST))
+    monkeypatch.setattr(Pipeline, "normalise", watched)
+    watch("trainer", "tested")
+    watch("calibration", "calibrated")
+    return found
+
+
+def check_no_leak(seen):
+    assert all(seen.values()), "every split is in use"
+    assert not seen["calibrated"] & seen["trained"], "calibration images were trained on"
+    assert not seen["calibrated"] & seen["tested"], "calibration images were tested on"
+    assert not seen["trained"] & seen["tested"], "test images were trained on"
+    assert seen["calibrated"] <= numbers_of(TRAIN.images)
+
+
+SPEC = RunSpec(calibration=0.2, epochs=2, batch_size=64)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        SPEC.replace(validation=0.25),
+        SPEC.replace(imbalance=0.1, subset_seed=3),
+        SPEC.replace(max_train=50, max_test=20),
+        SPEC.replace(sampler="class_balanced", normalisation="train"),
+        SPEC.replace(start_from=SPEC, backbone="frozen"),
+    ],
+    ids=["plain", "validation", "long tail", "limits", "balanced batches", "two stages"],
+)
+def test_calibration_data_is_neither_trained_nor_tested_on(spec, seen, tmp_path):
+    folder = train(spec, runs=tmp_path, execution=CPU, progress=False)
+    check_no_leak(seen)
+    assert load_run(folder).unknown["images"] == len(seen["calibrated"])
+
+
+def test_a_hold_out_that_stays_in_training_would_be_noticed(seen, tmp_path, monkeypatch):
+    real = lab_data.hold_out
+    monkeypatch.setattr(lab_data, "hold_out", lambda labels, *more: (torch.arange(len(labels)), real(labels, *more)[1]))
+    train(SPEC, runs=tmp_path, execution=CPU, progress=False)
+    with pytest.raises(AssertionError, match="calibration images were trained on"):
+        check_no_leak(seen)
+
+
+def test_calibration_on_test_images_would_be_noticed(seen, tmp_path, monkeypatch):
+    monkeypatch.setattr("maxsep.lab.engine.loop.prepare", lambda *_, **__: Data("digits", TRAIN, TEST, TEST))
+    train(SPEC, runs=tmp_path, execution=CPU, progress=False)
+    with pytest.raises(AssertionError, match="calibration images were tested on"):
+        check_no_leak(seen)
+
+
+@settings(max_examples=40)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=2, max_size=6).filter(lambda counts: max(counts) > 3),
+    validation=st.sampled_from([0.0, 0.1, 0.5]),
+    calibration=st.floats(0.01, 0.9),
+    seed=st.integers(0, 5),
+)
+def test_every_class_with_two_images_gives_one_and_keeps_one(counts, validation, calibration, seed):
+    whole = Data("digits", numbered(counts, 0), numbered([1] * len(counts), 1000))
+    spec = RunSpec(validation=validation, calibration=calibration, subset_seed=seed)
+    with mock.patch("maxsep.lab.data.load", return_value=whole):
+        found, before = prepare(spec), prepare(spec.replace(calibration=0.0))
+    parts = [numbers_of(split.images) for split in (found.train, found.calibration)]
+    assert not parts[0] & parts[1]
+    assert parts[0] | parts[1] == numbers_of(before.train.images)
+    assert torch.equal(found.test.images, before.test.images), "validation is the same with and without"
+    pairs = zip(before.train.class_counts, found.train.class_counts, found.calibration.class_counts, strict=True)
+    for had, kept, held in pairs:
+        assert held == min(max(1, round(calibration * had)), had - 1)
+        assert kept == had - held >= 1
+    assert before.calibration is None
+
+
+def test_single_images_cannot_be_held_out():
+    whole = Data("digits", numbered([1, 1], 0), numbered([1, 1], 1000))
+    with (
+        mock.patch("maxsep.lab.data.load", return_value=whole),
+        pytest.raises(ValueError, match=r"none can be held out for calibration. Use calibration=0"),
+    ):
+        prepare(RunSpec(calibration=0.5))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(calibration=0.2, epochs=2, batch_size=128, radius=0.5),
+        RunSpec(calibration=0.2, epochs=2, batch_size=128, head="plain", precision="bf16-mixed"),
+        RunSpec(calibration=0.2, epochs=2, batch_size=128, head="cosine_maxsep", precision="64-true"),
+    ],
+    ids=["float32", "bfloat16", "float64"],
+)
+def test_the_thresholds_are_those_of_the_stored_weights_in_full_precision(spec, tmp_path):
+    folder = train(spec, runs=tmp_path, execution=CPU, progress=False)
+    network, _ = load_model(folder)
+    data = prepare(spec)
+    logits = predict(Pipeline(network.float(), *normalisation(spec.normalisation, data)), data.calibration).logits
+    stored = json.loads((folder / "result.json").read_text())["unknown"]
+    assert load_run(folder).unknown == stored
+    assert (stored["score"], stored["tpr"], stored["images"]) == ("max_logit", 0.95, len(data.calibration))
+    assert list(stored["thresholds"]) == ["max_logit", "max_softmax", "energy"]
+    for name, threshold in stored["thresholds"].items():
+        scores = getattr(detect, name)(logits)
+        assert threshold == pytest.approx(detect.threshold_at_tpr(scores, 0.95), rel=1e-5)
+        assert (scores >= threshold - 1e-4).double().mean() >= 0.95
+
+
+def test_a_run_without_calibration_data_has_no_threshold(tmp_path):
+    folder = train(RunSpec(epochs=1), runs=tmp_path, execution=CPU, progress=False)
+    assert load_run(folder).unknown is None
+    assert "unknown" not in json.loads((folder / "result.json").read_text())
+
+
+def test_an_unknown_score_lists_the_known():
+    assert list(SCORES) == ["max_logit", "max_softmax", "energy"]
+    with pytest.raises(ValueError, match=r"unknown score 'odin'. Known: max_logit, max_softmax, energy"):
+        check_score("odin")

@@ -1,0 +1,32 @@
+"""One small run with a threshold, and pictures to show it."""
+
+import pytest
+from PIL import Image
+
+from maxsep.lab.data import load
+from maxsep.lab.engine import train
+from maxsep.lab.serving import export
+from maxsep.lab.spec import Execution, RunSpec
+
+SPEC = RunSpec(calibration=0.2, epochs=4, batch_size=64, radius=0.5)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    return train(SPEC, runs=tmp_path_factory.mktemp("runs"), execution=Execution(device="cpu"), progress=False)
+
+
+@pytest.fixture(scope="session")
+def exported(run, tmp_path_factory):
+    """The run in every format."""
+    place = tmp_path_factory.mktemp("exported")
+    return {format: export(run, place / format, format) for format in ("safetensors", "onnx")}
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """Forty test digits as PNG files."""
+    folder = tmp_path_factory.mktemp("digits")
+    for number, image in enumerate(load("digits").test.images[:40]):
+        Image.fromarray(image[0].numpy()).save(folder / f"{number:03d}.png")
+    return folder

@@ -1,0 +1,93 @@
+import math
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from maxsep import detect
+from maxsep.lab.data import load
+from maxsep.lab.serving import Prediction, Unreadable, find_images, open_classifier, predictions
+
+IMAGES = load("digits").test.images[:40]
+
+
+@pytest.fixture(scope="module")
+def classifier(run):
+    return open_classifier(run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def paths(pictures):
+    return find_images([pictures])[0]
+
+
+@pytest.mark.parametrize("score", ["max_logit", "max_softmax", "energy"])
+def test_files_give_what_the_same_images_give_in_memory(classifier, paths, score):
+    logits = classifier.logits(IMAGES)
+    probabilities = logits.double().softmax(1)
+    scores = getattr(detect, score)(logits)
+    threshold = scores.median().item()
+    found = list(predictions(classifier, paths, score=score, threshold=threshold, top=3))
+    assert [answer.path for answer in found] == paths
+    for answer, row, expected in zip(found, probabilities, scores.tolist(), strict=True):
+        order = row.argsort(descending=True)[:3].tolist()
+        assert [name for name, _ in answer.top] == [classifier.labels[index] for index in order]
+        assert [share for _, share in answer.top] == pytest.approx(row[order].tolist())
+        assert answer.score == pytest.approx(expected)
+        assert answer.unknown == (expected < threshold)
+    assert 0 < sum(answer.unknown for answer in found) < len(found)
+
+
+def test_an_image_at_the_threshold_is_known(classifier, paths):
+    (first,) = predictions(classifier, paths[:1])
+    (again,) = predictions(classifier, paths[:1], threshold=first.score)
+    assert again.unknown is False
+    (again,) = predictions(classifier, paths[:1], threshold=math.nextafter(first.score, math.inf))
+    assert again.unknown is True
+
+
+def test_without_a_threshold_nothing_is_known_or_unknown(classifier, paths):
+    assert {answer.unknown for answer in predictions(classifier, paths[:5])} == {None}
+
+
+def test_batches_do_not_show(classifier, paths, monkeypatch, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no")
+    mixed = [*paths[:3], broken, *paths[3:8], Path("gone.png")]
+    whole = list(predictions(classifier, mixed, top=99))
+    monkeypatch.setattr(import_module("maxsep.lab.serving.predictions"), "BATCH", 4)
+    parts = list(predictions(classifier, mixed, top=99))
+    for one, other in zip(whole, parts, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, Prediction):
+            assert (one.path, len(one.top)) == (other.path, 10)
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+        else:
+            assert one == other
+    assert [position for position, answer in enumerate(whole) if isinstance(answer, Unreadable)] == [3, 9]
+    assert "broken.png cannot be read as an image" in whole[3].reason
+
+
+def test_probabilities_sum_to_one(classifier, paths):
+    (answer,) = predictions(classifier, paths[:1], top=10)
+    assert sum(share for _, share in answer.top) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"score": "odin"}, "unknown score 'odin'. Known: max_logit, max_softmax, energy"),
+        ({"threshold": math.nan}, "threshold must be a finite number, got nan. It is on the scale of max_logit"),
+        ({"top": 0}, "top must be at least 1, got 0"),
+    ],
+)
+def test_bad_requests_are_told_before_an_image_is_read(classifier, options, told):
+    with pytest.raises(ValueError, match=told):
+        predictions(classifier, [Path("gone.png")], **options)
+
+
+def test_images_of_two_channels_are_no_files(classifier):
+    with pytest.raises(ValueError, match=r"1 channel \(grey\) or 3 \(RGB\), and the images here have 2"):
+        list(predictions(replace(classifier, shape=(2, 8, 8), mean=torch.zeros(2)), [Path("a.png")]))

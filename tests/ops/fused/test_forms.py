@@ -1,0 +1,92 @@
+"""The kernels, in Triton's interpreter, compute what the plain form does, and that what the dense matrix does."""
+
+import pytest
+import torch
+
+from maxsep.ops.fused import chunks, row_losses
+from maxsep.simplex import simplex
+
+cuda = torch.cuda.is_available()
+
+
+def derivatives(form, num_classes, batch, width, separate=True, full=True, chunk=None, dtype=torch.float32):
+    torch.manual_seed(0)
+    x = torch.randn(batch, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(num_classes - separate, width, dtype=dtype, requires_grad=True)
+    target = torch.randint(num_classes, (batch,))
+    offset = torch.randn(num_classes, dtype=dtype, requires_grad=True) if full else None
+    shares = torch.rand(num_classes, dtype=dtype) if full else None
+    u, v = torch.randn(2, batch, dtype=dtype)
+    leaves = [leaf for leaf in (x, weight, offset) if leaf is not None]
+    if form == "dense":
+        matrix = 0.7 * (simplex(num_classes, dtype=dtype) if separate else torch.eye(num_classes, dtype=dtype))
+        log_p = (x @ weight.T @ matrix + (offset if full else 0)).log_softmax(1)
+        nll, smooth = -log_p.gather(1, target[:, None])[:, 0], -(log_p * (shares if full else 0)).sum(1) / num_classes
+    else:
+        nll, smooth = row_losses(
+            x, weight, target, offset, shares, radius=0.7, separate=separate, smoothing=full, chunk=chunk, form=form
+        )
+    value = (u * nll).sum() + (v * smooth).sum()
+    return [value, *torch.autograd.grad(value, leaves)]
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize(
+    ("num_classes", "batch", "width", "separate", "full", "chunk"),
+    [
+        (2, 5, 3, True, True, None),
+        (300, 20, 3, True, False, None),
+        (700, 40, 5, True, True, 256),
+        (700, 9, 5, False, True, 512),
+        (270, 130, 70, True, True, 256),
+        (2, 5, 4, True, True, None),  # from here on the product is part of the kernel
+        (300, 20, 8, True, False, None),
+        (603, 140, 68, True, True, 256),
+        (603, 40, 8, False, True, 512),
+    ],
+)
+def test_kernels(num_classes, batch, width, separate, full, chunk):
+    size = (num_classes, batch, width, separate, full, chunk)
+    for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize(("batch", "width"), [(3, 8), (8, 3)], ids=["logits side", "weight side"])
+@pytest.mark.parametrize(("num_classes", "chunk"), [(2, None), (3, 1), (50, 7), (600, None), (601, 100), (2_000, None)])
+def test_plain_form(num_classes, chunk, batch, width, separate, full, monkeypatch):
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 14)
+    size = (num_classes, batch, width, separate, full, chunk, torch.float64)
+    for ours, theirs in zip(derivatives("torch", *size), derivatives("dense", *size), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_torch_registers_it_well():
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(8, 3, requires_grad=True)
+    target, offset = torch.tensor([0, 8, 3, 3]), torch.randn(9, requires_grad=True)
+    for side in ("weight", "logits"):
+        torch.library.opcheck(
+            torch.ops.maxsep.row_losses.default, (x, weight, target, offset, None, 0.5, side, 4, "torch", True)
+        )
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("width", [8, 6], ids=["in the product", "by rows"])
+def test_chunks_whose_logits_lie_in_the_gradient(width, monkeypatch):
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
+    taken = []
+    monkeypatch.setattr(chunks.Scratch, "_fits", spied(chunks.Scratch._fits, taken))
+    size = (2_101, 16, width, True, True)
+    for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+    assert set(taken) == {True, False}  # some chunks borrow, the last ones have scratch of their own
+
+
+def spied(function, results):
+    def call(*arguments):
+        results.append(function(*arguments))
+        return results[-1]
+
+    return call
