@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import maxsep.losses
 from maxsep import MaxSeparationHead, separate, simplex
+from maxsep.losses import fused_cross_entropy
 from maxsep.simplex import coefficients
 
 __all__ = ["OPERATIONS", "PLAIN", "Form", "Sizes"]
 
-losses: Any = maxsep.losses
 MAXSEP, FUSED, DENSE, PLAIN = "maxsep", "fused", "dense", "plain"
 FLOAT = 4
 """Bytes of a float32, in which everything is measured."""
@@ -119,7 +117,7 @@ def _head(sizes: Sizes) -> list[Form]:
 
     def fused() -> Callable[[], object]:
         head = MaxSeparationHead(sizes.features, sizes.classes, device=sizes.device)
-        return _training(sizes, head, lambda x, y: losses.fused_cross_entropy(head, x, y))
+        return _training(sizes, head, lambda x, y: fused_cross_entropy(head, x, y))
 
     def dense() -> Callable[[], object]:
         layer, matrix = sizes.linear(sizes.classes - 1), simplex(sizes.classes, device=sizes.device)
