@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from maxsep.cli.app import app
@@ -54,7 +55,7 @@ def test_options_are_frozen():
     shown = {"--classes", "--batch", "--features", "--threads", "--quick", "--out"}
     assert options("bench") == shown | {"--device", "--json"}
     assert options("report") == {"--out", "--title"}
-    assert options("evaluate") == {"--data", "--json"}
+    assert options("evaluate") == {"--data", "--ood", "--out", "--device", "--json"}
     assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
     assert options("export") == {"--out", "--format"}
     assert options("demo") == {"--out", "--seeds", "--epochs"}
@@ -76,6 +77,48 @@ def test_matrix_small_and_large(tmp_path):
     assert told["norm_error"] < 1e-14
     call("matrix", 3, "--draw", tmp_path / "plane.svg")
     assert (tmp_path / "plane.svg").read_text().startswith("<svg")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of black and white pictures, which are no digits."""
+    folder = tmp_path_factory.mktemp("my pictures")
+    for number in range(6):
+        Image.new("RGB", (20, 16), (255 * (number % 2),) * 3).save(folder / f"{number}.png")
+    return folder
+
+
+def test_evaluate_tells_outliers_in_a_table_and_a_histogram(run, pictures, tmp_path):
+    told = call("evaluate", run["run"], "--ood", pictures, "--out", tmp_path / "new", "--device", "cpu")
+    assert f"outliers: {pictures}" in told
+    assert re.search(r"energy, centred +\d+\.\d\d% +\d+\.\d\d% +\d+\.\d\d%", told)
+    assert "mean gap of the negative energy" in told
+    (svg,) = (tmp_path / "new").iterdir()
+    assert str(svg) in told
+    assert "mean gap" in svg.read_text()
+
+
+def test_outliers_as_json(run, pictures):
+    told = json.loads(call("evaluate", run["run"], "--ood", pictures, "--ood", f"folder:{pictures}", "--json"))
+    (found,) = told["detection"]["sets"].values()
+    assert found["count"] == 6
+    assert 0 <= found["scores"]["energy"]["full"]["auroc"] <= 1
+    assert [Path(path).is_file() for path in told["histograms"]] == [True]
+    assert 0 <= told["top1"] <= 1
+    assert not (Path(run["run"]) / "detection.json").exists(), "a question is not part of the record"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ood", "nowhere"], "nowhere is not a folder"),
+        (["--ood", "unknown"], "'digits' is no split such as osr_cifar10_0"),
+        (["--ood", "svhn"], "svhn needs a data folder"),
+        (["--device", "tpu"], "unknown device 'tpu'. Known: auto, cpu, cuda"),
+    ],
+)
+def test_outliers_that_are_not_there(run, tmp_path, arguments, message):
+    assert message in refuse(tmp_path, "evaluate", run["run"], *arguments)
 
 
 def test_train_writes_a_run_and_evaluate_reads_it(run):

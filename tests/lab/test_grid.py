@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -327,13 +328,77 @@ def test_timing_keeps_to_the_budget(tmp_path, monkeypatch):
         asked.update(settings)
         return False
 
-    monkeypatch.setattr(grid, "time_inference", timed)
+    monkeypatch.setattr("maxsep.lab.recipes.after.time_inference", timed)
     trainer = Trainer(seconds=1)
     options = {"runs": tmp_path, "train": trainer, "clock": trainer.clock, "execution": CPU, "budget": 1e6}
     summary = grid.reproduce(recipes.get("runtime"), only="dataset=cifar10,network=convnet", **options)
     assert asked["deadline"] == 1e6
     assert asked["clock"] is trainer.clock
     assert "Inference is not timed yet" in str(summary)
+
+
+class Step:
+    """Stands in for what a recipe does after training: notes what it was asked to do, once for every run."""
+
+    each_run = True
+
+    def __init__(self, clock, seconds=5.0, fails=(), note=""):
+        self.clock, self.seconds, self.fails, self.note, self.done = clock, seconds, fails, note, []
+
+    def check(self, specs, runs, data_root, download):
+        self.checked = [spec.head for spec in specs]
+
+    def __call__(self, specs, place):
+        for spec in specs:
+            if spec.head in self.fails:
+                raise RuntimeError("no outliers")
+            if (place.runs / spec.name).is_dir() and spec not in self.done:
+                self.clock.now += self.seconds
+                self.done.append(spec)
+        return self.note
+
+
+@pytest.fixture
+def with_step():
+    def make(trainer, **options):
+        step = Step(trainer.clock, **options)
+        recipe = dataclasses.replace(recipes.get("demo"), after=step, sweep=None)
+        return recipe, step
+
+    return make
+
+
+def test_the_step_after_a_run_comes_at_once_and_counts_as_its_time(tmp_path, with_step):
+    trainer = Trainer(seconds=10.0)
+    recipe, step = with_step(trainer)
+    told = []
+    options = {"runs": tmp_path, "train": trainer, "clock": trainer.clock, "execution": CPU}
+    summary = grid.reproduce(recipe, seeds=1, on_event=told.append, **options)
+    assert step.done == trainer.trained == summary.finished
+    assert {event.seconds for event in told if event.kind == "finished"} == {15.0}
+    walls = [json.loads(path.read_text())["seconds"] for path in tmp_path.glob("*/wall.json")]
+    assert walls == [15.0] * 4
+    step.done.clear()
+    again = grid.reproduce(recipe, seeds=1, **options)
+    assert len(again.skipped) == len(step.done) == 4, "runs of an earlier call get what they lack"
+
+
+def test_a_step_that_fails_is_a_failure_of_its_run_alone(tmp_path, with_step):
+    trainer = Trainer()
+    recipe, step = with_step(trainer, fails=("twin",), note="Some are left.")
+    options = {"runs": tmp_path, "train": trainer, "clock": trainer.clock, "execution": CPU}
+    summary = grid.reproduce(recipe, seeds=1, **options)
+    assert [(spec.head, why) for spec, why in summary.failed] == [("twin", "RuntimeError: no outliers")]
+    assert len(step.done) == 3
+    assert summary.notes == ["Some are left."]
+    again = grid.reproduce(recipe, seeds=1, **options)
+    assert (again.status, len(again.skipped), [spec.head for spec, _ in again.failed]) == (1, 4, ["twin"])
+
+
+def test_what_the_step_needs_is_checked_with_the_data(tmp_path, with_step):
+    recipe, step = with_step(Trainer())
+    grid.check_data(recipe.specs(1), after=recipe.after, runs=tmp_path)
+    assert step.checked == ["plain", "scaled", "maxsep", "twin"]
 
 
 FIRST = RunSpec(head="plain")

@@ -1,4 +1,4 @@
-"""`maxsep evaluate RUN`: the numbers of a trained run, computed again from its weights."""
+"""`maxsep evaluate RUN`: a trained run's numbers, computed again from its weights, and what it makes of outliers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,41 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.options import Data, Json
+from maxsep.cli.options import Data, Device, Json
 
-EPILOG = "Example: maxsep evaluate runs/digits-mlp-maxsep-s0-3f2a90c1bd"
+EPILOG = (
+    "Examples: maxsep evaluate runs/digits-mlp-maxsep-s0-3f2a90c1bd; "
+    "maxsep evaluate RUN --ood my/pictures --ood svhn --data data."
+)
+_SCORES = {
+    "max_softmax": "max softmax",
+    "max_logit": "max logit",
+    "energy": "energy",
+    "max_logit_centred": "max logit, centred",
+    "energy_centred": "energy, centred",
+    "mahalanobis": "Mahalanobis",
+}
 
 
 def command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     data: Data = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="Outliers: a folder of images, or svhn, places, cifar10, ...; may be given several times."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the histograms of --ood; by default the run's.")] = None,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's weights: accuracy, top-5, loss, calibration error, accuracy of every class."""
+    """Evaluate a run's weights: accuracy, top-5, loss, calibration error, accuracy of every class; and outliers."""
+    from maxsep.lab.detection import pick_device
     from maxsep.lab.engine import evaluate, load_run
+    from maxsep.lab.report.comparison import Method
 
     result = load_run(run)
     if (run / "weights.safetensors").is_file():
-        metrics = evaluate(run, data)
+        metrics = evaluate(run, data, device=str(pick_device(device)))
     else:
         metrics = result.metrics
         typer.echo(
@@ -31,11 +50,16 @@ def command(
             "it was trained.",
             err=True,
         )
+    found = _detect(run, result.spec.dataset, ood, data, device) if ood else None
+    files = [] if found is None else _draw(found, out or run, Method.of(result.spec).full_label)
     if as_json:
-        typer.echo(json.dumps(metrics))
+        more = {} if found is None else {"detection": found, "histograms": [str(path) for path in files]}
+        typer.echo(json.dumps(metrics | more))
         return
     typer.echo(result.spec.name)
     _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
+    if found is not None:
+        _show_detection(found, files)
 
 
 def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
@@ -46,3 +70,41 @@ def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
     for name, count, accuracy in zip(names, counts, metrics["per_class"], strict=True):
         told = "no test images" if accuracy is None else f"{accuracy:7.2%}"
         typer.echo(f"  {name!s:>16}  {told}  ({count} training images)")
+
+
+def _detect(run: Path, dataset: str, ood: list[str], data: Path | None, device: str) -> dict[str, Any]:
+    """Score outliers; what is no name of a set is a folder. Every image counts, and inputs are left as they are."""
+    from maxsep.lab.data import OUTLIERS, check_outliers
+    from maxsep.lab.detection import Wish, detect
+
+    names = tuple(name if name in OUTLIERS or name.startswith("folder:") else f"folder:{name}" for name in ood)
+    for name in names:
+        check_outliers(name, dataset)
+    return detect(run, Wish(outliers=names, magnitudes=(0.0,), repeats=0), data_root=data, device=device)
+
+
+def _draw(found: dict[str, Any], folder: Path, head: str) -> list[Path]:
+    """Write a histogram of the negative energy for each set of outliers."""
+    from maxsep.lab.report.outliers_figures import energy_figure
+
+    files = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, told in found["sets"].items():
+        label = "".join(c if c.isalnum() or c in "+-_" else "-" for c in name.rstrip("/").split("/")[-1])
+        figure = energy_figure("energy", f"Outliers: {told['origin']}", {head: told["histograms"]["energy"]})
+        files.append(folder / f"energy-{label}.svg")
+        files[-1].write_text(figure.file, encoding="utf-8")
+    return files
+
+
+def _show_detection(found: dict[str, Any], files: list[Path]) -> None:
+    for (name, told), path in zip(found["sets"].items(), files, strict=True):
+        typer.echo(f"outliers: {told['origin']} ({name}, {told['count']} images)")
+        typer.echo(f"  {'':>18}  {'AUROC':>8}  {'AUPR':>8}  {'FPR95':>8}")
+        for score, label in _SCORES.items():
+            full = told["scores"][score]["full"]
+            typer.echo(f"  {label:>18}  {full['auroc']:>8.2%}  {full['aupr']:>8.2%}  {full['fpr95']:>8.2%}")
+        shape = told["histograms"]["energy"]
+        stds = "" if shape["gap_in_stds"] is None else f" ({shape['gap_in_stds']:.2f} standard deviations)"
+        typer.echo(f"  mean gap of the negative energy {shape['gap']:.2f}{stds}; histogram: {path}")
+    typer.echo("  In-distribution images are positive; FPR95 at the recall closest to 95 %.")

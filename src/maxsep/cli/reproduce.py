@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
-    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, beyond_search, beyond, runtime, demo."
+    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, beyond_search, beyond, ood, openset, "
+    "features2d, runtime, demo."
 )
 
 
@@ -61,7 +62,7 @@ def command(
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
         return
     limit = None if budget is None else grid.parse_budget(budget)
-    grid.check_data(specs, runs=runs, data_root=data, download=download)
+    grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
     if jobs > 1:
         same = arguments(context, ("jobs", "report", "out", "as_json"))
         status = side_by_side(jobs, ["reproduce", *same, "--no-report"], quiet=as_json)

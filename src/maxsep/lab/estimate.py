@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsep.lab.data.long_tail import long_tail_counts
+from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.spec import Execution, RunSpec
 
 MARGIN = 1.1
@@ -135,7 +136,8 @@ def num_train(spec: RunSpec) -> int:
     >>> num_train(RunSpec(dataset="cifar10", imbalance=0.01))
     12406
     """
-    have = _COUNTS.get(spec.dataset, _UNKNOWN)
+    split = parse_open_set(spec.dataset)
+    have = [_COUNTS[split.source][label] for label in split.known] if split else _COUNTS.get(spec.dataset, _UNKNOWN)
     want = long_tail_counts(max(have), len(have), spec.imbalance)
     count = round(sum(map(min, have, want)) * (1 - spec.validation) * (1 - spec.calibration))
     return max(1, count if spec.max_train is None else min(count, spec.max_train))

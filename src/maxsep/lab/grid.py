@@ -6,14 +6,14 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
 from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
-from maxsep.lab.recipes.timing import time_inference
+from maxsep.lab.recipes.after import After, Place
 from maxsep.lab.spec import Execution, RunSpec
 
 FAILURE = "failure.json"
@@ -187,6 +187,7 @@ def run(
     on_event: Callable[[Event], None] | None = None,
     progress: bool = False,
     download: bool = False,
+    after: Callable[[RunSpec], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """Train every run that is not there yet.
@@ -210,13 +211,14 @@ def run(
         on_event: Called when a run starts, ends, is skipped, fails, is postponed or is in another process's hands.
         progress: Whether each run shows its own progress.
         download: Whether missing datasets may be fetched.
+        after: Called with every run that was trained; its time counts as the run's, and its failure too.
         clock: Seconds from any start.
     """
     execution = execution or Execution()
     deadline = None if budget is None else clock() + parse_budget(budget)
     more = {"download": True} if download else {}
     tell = on_event or (lambda event: None)
-    job = _Job(runs, data_root, execution, train or _engine(), tell, progress, clock, more)
+    job = _Job(runs, data_root, execution, train or _engine(), tell, progress, clock, more, after)
     return job.run(unique(specs, only), deadline)
 
 
@@ -255,35 +257,63 @@ def reproduce(
     def left() -> float | None:
         return None if deadline is None else max(deadline - clock(), 1e-9)
 
+    step = recipe.after
+    place = Place(
+        runs=Path(runs), data_root=settings.get("data_root"), max_test=max_test, clock=clock,
+        device=(settings.get("execution") or Execution()).device,
+    )  # fmt: skip
+    if step is not None and step.each_run:
+        settings["after"] = lambda spec: step([spec], place)
     summary = run(specs, runs=runs, budget=left(), clock=clock, **settings)
     if recipe.sweep is not None and _may_choose(summary):
         summary.radii = chosen_radii(specs, runs)
         selection = Selection.parse(only)
         follow = [spec for spec in recipe.final_specs(summary.radii, specs) if selection.matches(spec)]
         _merge(summary, run(follow, runs=runs, budget=left(), clock=clock, **settings), set(specs))
-    if recipe.times_inference and not summary.interrupted:
-        device = (settings.get("execution") or Execution()).device
-        if not time_inference(specs, runs, device=device, batch_size=max_test, deadline=deadline, clock=clock):
-            summary.notes.append("Inference is not timed yet: the budget was spent. The same command goes on.")
+    if step is not None and not summary.interrupted:
+        _finish(step, specs, replace(place, deadline=deadline), summary)
     return summary
 
 
+def _finish(step: After, specs: Sequence[RunSpec], place: Place, summary: Summary) -> None:
+    """Take the last step, also for runs that were trained by an earlier call."""
+    if not step.each_run:
+        summary.notes += filter(None, [step(specs, place)])
+        return
+    failed = {spec.name for spec, _ in summary.failed}
+    notes = []
+    for spec in (spec for spec in specs if spec.name not in failed):
+        try:
+            notes.append(step([spec], place))
+        except KeyboardInterrupt:
+            summary.interrupted = 130
+            break
+        except Exception as error:  # whatever stops one run must not stop the others
+            summary.failed.append((spec, f"{type(error).__name__}: {error}"))
+    summary.notes += dict.fromkeys(filter(None, notes))
+
+
 def check_data(
-    specs: Sequence[RunSpec], *, runs: str | Path = "runs", data_root: str | Path | None = None, download: bool = False
-) -> None:
+    specs: Sequence[RunSpec], *, after: After | None = None, runs: str | Path = "runs",
+    data_root: str | Path | None = None, download: bool = False,
+) -> None:  # fmt: skip
     """Read every dataset that runs still need, once, so that a missing one is one error and not one for each run.
 
     Args:
         specs: The runs.
+        after: The step after training, which may need data of its own.
         runs: The folder of run folders; what is finished there needs no data.
         data_root: Where the datasets lie.
         download: Whether missing datasets may be fetched.
     """
-    from maxsep.lab.data import load
+    from maxsep.lab.data import load, parse_open_set
 
     needed = (spec.dataset for spec in specs if not is_finished(Path(runs) / canonical(spec).name))
-    for dataset in dict.fromkeys(needed):
+    splits = {dataset: parse_open_set(dataset) for dataset in needed}
+    for dataset in dict.fromkeys(split.source if split else dataset for dataset, split in splits.items()):
         load(dataset, data_root, download=download)
+    if after is not None:
+        after.check(specs, Path(runs), data_root, download)
 
 
 def attempt(
@@ -342,6 +372,7 @@ class _Job:
     progress: bool
     clock: Callable[[], float]
     more: dict[str, Any]
+    after: Callable[[RunSpec], None] | None = None
 
     def run(self, specs: Sequence[RunSpec], deadline: float | None) -> Summary:
         summary, start = Summary(), self.clock()
@@ -401,6 +432,8 @@ class _Job:
                 self.train, spec, runs=self.runs, data_root=self.data_root, execution=self.execution,
                 progress=self.progress, **self.more,
             )  # fmt: skip
+            if self.after is not None:
+                self.after(spec)
         except KeyboardInterrupt:
             summary.interrupted = 130
             return False

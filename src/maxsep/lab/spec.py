@@ -89,6 +89,9 @@ class RunSpec:
     """Whether every logit has a trained factor, started at 1 (learnable weight scaling)."""
     head_rate: float = 1.0
     """The head's learning rate over that of all other parameters, logit factors included."""
+    features_at: tuple[int, ...] = ()
+    """Epochs, counted from 1, after which features of known and unknown test images are kept; then the mean norms of
+    both are logged in every epoch. For open-set splits, which have unknown images."""
 
     def __post_init__(self) -> None:
         """Refuse values that no run could mean."""
@@ -109,6 +112,8 @@ class RunSpec:
         _require(0 <= self.mixup < math.inf, "mixup", self.mixup, "0 or a positive finite number")
         _require(self.sampler in SAMPLERS, "sampler", self.sampler, f"one of {', '.join(SAMPLERS)}")
         _require(self.backbone in BACKBONES, "backbone", self.backbone, f"one of {', '.join(BACKBONES)}")
+        at = self.features_at
+        _require(all(isinstance(e, int) and e >= 1 for e in at), "features_at", at, "epochs, counted from 1")
         rate = self.head_rate
         _require(rate > 0 and math.isfinite(rate), "head_rate", rate, "a positive finite number")
         first = self.start_from

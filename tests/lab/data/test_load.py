@@ -13,7 +13,8 @@ from maxsep.lab.spec import RunSpec
 
 def test_unknown_name_lists_the_known():
     with pytest.raises(
-        ValueError, match=r"unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, folder:PATH"
+        ValueError,
+        match=r"unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, osr_BENCHMARK_SPLIT, folder:PATH",
     ):
         load("mnist")
 

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from maxsep.lab import recipes
+from maxsep.lab.data import parse_open_set
+from maxsep.lab.detection.measures import histogram, logit_scores, measure_scores
 from maxsep.lab.report import render
 from maxsep.lab.spec import RunSpec
 
@@ -76,6 +78,83 @@ def write_run(runs: Path, spec: RunSpec, /, top1: float | None = None, **changes
     return folder
 
 
+def make_detection(folder: Path, spec: RunSpec, sets: dict[str, str]) -> None:
+    """Detection as the lab measures it, on made-up logits: known images have one high logit, outliers a lower one."""
+    generator = torch.Generator().manual_seed(int(spec.digest, 16) % 2**40 + spec.seed)
+    classes, scale = (
+        (4 if "+" in spec.dataset else 6 if "osr" in spec.dataset else 100),
+        1.0 if spec.radius == 1 else 0.6,
+    )
+
+    def logits(count: int, height: float) -> torch.Tensor:
+        found = torch.randn(count, classes, generator=generator)
+        peak = height + 2 * torch.randn(count, generator=generator)
+        found[torch.arange(count), torch.randint(classes, (count,), generator=generator)] += peak
+        if spec.head == "maxsep":
+            return scale * (found - found.mean(1, keepdim=True))
+        return scale * (found + torch.randn(count, 1, generator=generator))
+
+    height = 7.0 + (0.8 if spec.head == "maxsep" else 0.0)
+    known, correct = logit_scores(logits(600, height)), torch.rand(600, generator=generator) < 0.8
+    record = {"schema": 1, "run": spec.name, "in_distribution": {"dataset": spec.dataset, "count": 600, "top1": 0.8}}
+    far = {"svhn": 3.5, "places": 4.5, "cifar10": 5.5}
+    record["sets"] = {}
+    for name, origin in sets.items():
+        outside = logit_scores(logits(400, far.get(name, 2.5)))
+        if "osr" not in spec.dataset:
+            for extra in ("mahalanobis", "mahalanobis_no_step"):
+                outside[extra], known[extra] = outside["energy"], known["energy"] + 1
+        measured = measure_scores(known, outside, correct, draw=200, repeats=0 if "osr" in spec.dataset else 3)
+        shapes = {key: histogram(known[key], outside[key]) for key in ("energy", "energy_centred")}
+        record["sets"][name] = {"origin": origin, "count": 400, "scores": measured, "histograms": shapes}
+    record["mahalanobis"] = {"chosen": 0.002, "magnitudes": [0.0, 0.002]}
+    (folder / "detection.json").write_text(json.dumps(record))
+
+
+def write_features(folder: Path, spec: RunSpec) -> None:
+    """Features in the plane that grow longer for known classes, and their norms in every epoch."""
+    rng = random.Random(spec.name)
+
+    def points(count: int, length: float, angle: float, spread: float) -> list[list[float]]:
+        lengths = [abs(length * (1 + rng.gauss(0, 0.25))) for _ in range(count)]
+        angles = [angle + rng.gauss(0, spread) for _ in range(count)]
+        pairs = [(r * math.cos(a), r * math.sin(a)) for r, a in zip(lengths, angles, strict=True)]
+        return [[max(x, 0.2 * x), max(y, 0.2 * y)] for x, y in pairs]
+
+    epochs = {}
+    for epoch, length, spread in ((15, 2.0, 0.25), (200, 6.0, 0.08)):
+        clouds = [points(60, length, 0.25 * label, spread) for label in range(6)]
+        labels = [label for label in range(6) for _ in range(60)]
+        unknown = points(240, 0.5 * length, 0.7, 0.6)
+        epochs[str(epoch)] = {"known": [p for cloud in clouds for p in cloud], "labels": labels, "unknown": unknown}
+    names = ["airplane", "frog", "deer", "truck", "automobile", "horse"]
+    (folder / "features.json").write_text(json.dumps({"schema": 1, "classes": names, "epochs": epochs}))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        growth = 1 - math.exp(-3 * (row["epoch"] + 1) / len(rows))
+        bonus = 1.2 if spec.head == "maxsep" else 1.0
+        row |= {"norm_known": 1 + 5 * bonus * growth, "norm_unknown": 1 + 2.2 * growth}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+OOD = {"svhn": "SVHN test, re-cropped", "places": "MiniPlaces validation", "cifar10": "CIFAR-10 test"}
+
+
+def write_outside(runs: Path) -> Path:
+    """The runs of the three recipes on images from outside, with all that the lab leaves beside them."""
+    for spec in recipes.get("ood").specs():
+        if spec.optimiser == "sgd" or spec.seed == 1:
+            make_detection(write_run(runs, spec, top1=0.75 + 0.002 * spec.seed), spec, OOD)
+    for spec in recipes.get("openset").specs():
+        split = parse_open_set(spec.dataset)
+        if split.benchmark != "svhn" or split.split < 2:
+            sets = {name: f"{name} classes" for name in split.unknown}
+            make_detection(write_run(runs, spec, top1=0.93 + 0.01 * split.split), spec, sets)
+    for spec in recipes.get("features2d").specs():
+        write_features(write_run(runs, spec, top1=0.8), spec)
+    return runs
+
+
 def write_all(runs: Path, specs: list[RunSpec]) -> Path:
     for spec in specs:
         if not (runs / spec.name).exists():
@@ -90,9 +169,21 @@ def run_folder():
 
 
 @pytest.fixture
+def write_detection():
+    """Write a made-up `detection.json`: `write_detection(folder, spec, {set: origin})`."""
+    return make_detection
+
+
+@pytest.fixture
 def run_folders():
     """Write a made-up run folder for each spec."""
     return write_all
+
+
+@pytest.fixture(scope="session")
+def outside(tmp_path_factory):
+    """A folder with the runs on images from outside."""
+    return write_outside(tmp_path_factory.mktemp("outside") / "runs")
 
 
 @pytest.fixture(scope="session")

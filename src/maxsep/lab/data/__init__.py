@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from maxsep.lab.data.augment import Augmentation, augmentation
@@ -11,31 +10,39 @@ from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
 from maxsep.lab.data.folder import load_folder, parse_address
 from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
 from maxsep.lab.data.normalise import normalisation
+from maxsep.lab.data.open_set import OpenSet, known_data, parse_open_set
+from maxsep.lab.data.outliers import OUTLIERS, check_outliers, load_outliers, origin
 from maxsep.lab.data.sources import ensure
 from maxsep.lab.data.split import hold_out, limit
 from maxsep.lab.data.svhn import load_svhn
 from maxsep.lab.spec import RunSpec
 
 __all__ = [
+    "OUTLIERS",
     "Augmentation",
     "Data",
     "DownloadError",
     "ImageSet",
+    "OpenSet",
     "augmentation",
     "check_name",
+    "check_outliers",
     "hold_out",
     "limit",
     "load",
+    "load_outliers",
     "long_tail_counts",
     "long_tail_indices",
     "normalisation",
+    "origin",
+    "parse_open_set",
     "prepare",
 ]
 
 NAMES = ("digits", "cifar10", "cifar100", "svhn")
-ROOT_VARIABLE = "MAXSEP_DATA"
 _FOLDER = "folder:"
 
 
@@ -46,12 +53,17 @@ def check_name(dataset: str) -> None:
     >>> check_name("mnist")
     Traceback (most recent call last):
         ...
-    ValueError: unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, folder:PATH.
+    ValueError: unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, osr_BENCHMARK_SPLIT, folder:PATH.
     """
     if dataset.startswith(_FOLDER):
         parse_address(dataset.removeprefix(_FOLDER))
-    elif dataset not in NAMES:
-        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, {_FOLDER}PATH.")
+    elif dataset.startswith("osr_") and parse_open_set(dataset) is None:
+        raise ValueError(
+            f"unknown open-set split {dataset!r}. Write osr_BENCHMARK_SPLIT: the benchmark is svhn, cifar10 or cifar+, "
+            "the split 0 to 4, such as osr_cifar+_3."
+        )
+    elif dataset not in NAMES and parse_open_set(dataset) is None:
+        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {_FOLDER}PATH.")
 
 
 def load(
@@ -66,7 +78,7 @@ def load(
     Args:
         dataset: `digits` (embedded), `cifar10`, `cifar100`, `svhn`, or `folder:PATH` for a folder of class folders
             (`folder:PATH?size=64` for images of another size than 32). A relative PATH is looked up in the working
-            directory, then in `root`.
+            directory, then in `root`. `osr_cifar10_0` and the like: the known classes of an open-set split.
         root: Folder with the official files: `cifar-10-batches-py/`, `cifar-100-python/`, `svhn/*.mat`; an official
             `.tar.gz` there is unpacked. By default $MAXSEP_DATA.
         download: Fetch what is missing into `root`.
@@ -78,10 +90,12 @@ def load(
     check_name(dataset)
     if dataset.startswith(_FOLDER):
         path, size = parse_address(dataset.removeprefix(_FOLDER))
-        return load_folder(_find_folder(path, root), size, name=dataset)
+        return load_folder(find_folder(path, root), size, name=dataset)
+    if split := parse_open_set(dataset):
+        return known_data(split, load(split.source, root, download=download, progress=progress))
     if dataset == "digits":
         return load_digits()
-    base = _root(dataset, root)
+    base = data_root(dataset, root)
     ensure(dataset, base, fetch=download, progress=progress)
     return load_svhn(base) if dataset == "svhn" else load_cifar(dataset, base)
 
@@ -137,28 +151,3 @@ def _set_aside(train: ImageSet, spec: RunSpec, purpose: str) -> tuple[ImageSet, 
             f"Use {purpose}=0."
         )
     return train.subset(kept), train.subset(held)
-
-
-def _root(dataset: str, root: str | Path | None) -> Path:
-    given = root if root is not None else os.environ.get(ROOT_VARIABLE)
-    if not given:
-        raise ValueError(
-            f"{dataset} needs a data folder: pass --data DIR or set {ROOT_VARIABLE}. DIR holds the official files: "
-            "cifar-10-batches-py/, cifar-100-python/, svhn/train_32x32.mat and svhn/test_32x32.mat; --download fetches "
-            "what is missing there. (digits needs none.)"
-        )
-    return Path(given).expanduser()
-
-
-def _find_folder(path: str, root: str | Path | None) -> Path:
-    """Look a folder up in the working directory, then in the data folder."""
-    here = Path(path).expanduser()
-    base = root if root is not None else os.environ.get(ROOT_VARIABLE)
-    if here.is_dir() or here.is_absolute() or not base:
-        return here
-    there = Path(base).expanduser() / here
-    if not there.is_dir():
-        raise FileNotFoundError(
-            f"neither {here} nor {there} is a folder. Expected a folder with one sub-folder per class."
-        )
-    return there

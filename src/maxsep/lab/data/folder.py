@@ -71,6 +71,30 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
     return Data(name, train, test)
 
 
+def read_images(folder: Path, size: int = SIZE, *, most: int | None = None) -> torch.Tensor:
+    """Read every image below a folder, whatever its sub-folders mean, as uint8 (N, 3, size, size).
+
+    Images come in the sorted order of their paths and are cut as in `load_folder`.
+
+    Args:
+        folder: The folder.
+        size: Height and width of the images.
+        most: If there are more images than this, a choice of so many by a fixed seed.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder. Expected a folder of images.")
+    return _read_files(_few(_image_files(folder), most), size)
+
+
+def _few(files: list[Path], most: int | None) -> list[Path]:
+    import numpy as np
+
+    if most is None or len(files) <= most:
+        return files
+    chosen = np.random.RandomState(0).permutation(len(files))[:most]  # its stream never changes between versions
+    return [files[i] for i in sorted(chosen)]
+
+
 def _split(name: str, images: ImageSet, folder: Path) -> Data:
     for label, count in enumerate(images.class_counts):
         if count < 2:
@@ -85,11 +109,16 @@ def _split(name: str, images: ImageSet, folder: Path) -> Data:
 def _read_split(folder: Path, size: int) -> ImageSet:
     classes = _class_folders(folder)
     files = [(path, label) for label, item in enumerate(classes) for path in _image_files(item)]
-    array, errors = decode([path for path, _ in files], (3, size, size))
+    images = _read_files([path for path, _ in files], size)
+    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
+    return ImageSet(images, labels, tuple(item.name for item in classes))
+
+
+def _read_files(files: list[Path], size: int) -> torch.Tensor:
+    array, errors = decode(files, (3, size, size))
     if errors:
         raise errors[min(errors)]
-    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
-    return ImageSet(torch.from_numpy(array), labels, tuple(item.name for item in classes))
+    return torch.from_numpy(array)
 
 
 def _class_folders(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from maxsep.lab.data import Data, prepare
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.names import check_names
+from maxsep.lab.engine.observer import Observer, make_observer
 from maxsep.lab.engine.progress import choose_progress
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.stop import StopRequest
@@ -71,8 +72,9 @@ def train(
         train(first, data_root=data_root, runs=runs, execution=execution, progress=progress, download=download)
     fabric = make_fabric(spec, execution)
     load = functools.partial(prepare, spec, data_root, download=download)
+    watch = functools.partial(make_observer, spec, data_root, folder.path)
     # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
-    signum = fabric.launch(functools.partial(_run, spec, execution, folder, load, progress))
+    signum = fabric.launch(functools.partial(_run, spec, execution, folder, load, watch, progress))
     if signum:
         raise SystemExit(128 + signum)
     return folder.path
@@ -83,6 +85,7 @@ def _run(
     execution: Execution,
     folder: RunFolder,
     load: Callable[..., Data],
+    watch: Callable[[Data], Observer | None],
     progress: bool,
     fabric: Any,
 ) -> int:
@@ -96,6 +99,7 @@ def _run(
         shown = stack.enter_context(choose_progress(spec, progress and fabric.is_global_zero))
         # all that can be wrong with a spec or its data shows here, before there is a folder
         trainer = assemble(fabric, spec, execution, load(progress=shown.download), folder, shown, stop)
+        trainer.observer = watch(trainer.data)
         if fabric.is_global_zero:
             stack.enter_context(folder.lock())
             folder.begin(spec)

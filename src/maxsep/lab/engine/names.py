@@ -29,6 +29,11 @@ def check_names(spec: RunSpec) -> None:
     _check("head", spec.head, heads.names())
     _check("loss", spec.loss, loss_names())
     _check("optimiser", spec.optimiser, optimisers.NAMES)
+    if spec.features_at and data.parse_open_set(spec.dataset) is None:
+        raise ValueError(
+            f"features_at keeps features of known and unknown images, and {spec.dataset!r} has no unknown ones. "
+            "Train on an open-set split such as osr_cifar10_0, or leave features_at out."
+        )
     schedules.learning_rate(spec, 0)  # its options are checked with its name
 
 

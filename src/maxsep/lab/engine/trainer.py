@@ -22,6 +22,7 @@ from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import Loss, reweight
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.nonfinite import check_losses
+from maxsep.lab.engine.observer import Observer
 from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.provenance import hardware, versions
@@ -55,6 +56,7 @@ class Trainer:
     folder: RunFolder
     progress: Progress
     stop: StopRequest
+    observer: Observer | None = None
     clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
@@ -147,6 +149,8 @@ class Trainer:
         if (epoch % spec.evaluate_every == 0 or last) and self.fabric.is_global_zero:
             self.final = self._evaluate()
             row |= {key: self.final[0][key] for key in ("top1", "loss", "top5", "ece")}
+        if self.observer is not None and self.fabric.is_global_zero:
+            row |= self.observer(self.pipeline, epoch + 1, self.fabric.autocast())
         self.fabric.barrier()
         state.history.append(row)
         state.epoch, state.step, state.permutation, state.epoch_seconds = epoch + 1, 0, None, 0.0

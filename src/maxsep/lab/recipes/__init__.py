@@ -6,10 +6,13 @@ from maxsep.lab.recipes import (
     beyond,
     demo,
     errorbars,
+    features2d,
     fisher,
     fixed,
     frequency,
     longtail,
+    ood,
+    openset,
     prototypes,
     runtime,
     table1,
@@ -36,7 +39,7 @@ _RECIPES: dict[str, Recipe] = {
         *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
         beyond.SEARCH,
         beyond.RECIPE,
-        *(module.RECIPE for module in (runtime, demo)),
+        *(module.RECIPE for module in (ood, openset, features2d, runtime, demo)),
     )
 }
 

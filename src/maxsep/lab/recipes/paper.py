@@ -91,6 +91,30 @@ def long_tailed(spec: RunSpec) -> PaperNumber | None:
     return None if method is None else _number("long_tailed_methods", method, head, _factor(spec))
 
 
+def detection(spec: RunSpec, outliers: str, score: str) -> dict[str, float]:
+    """Look up what the paper has on a run's outliers: `fpr95`, `auroc` and `aupr` in percent; nothing if it has not.
+
+    >>> run = RunSpec(dataset="cifar100", network="wrn40_2", head="maxsep")
+    >>> detection(run, "svhn", "energy")["auroc"]
+    85.42
+    """
+    if (spec.dataset, spec.network, spec.optimiser) != ("cifar100", "wrn40_2", "sgd") or not _is_unit(spec):
+        return {}
+    table, names = tables()["ood"], {"places": "places365", "max_softmax": "softmax"}
+    cell = table.get(names.get(outliers, outliers), {}) if outliers in ("svhn", "places") else {}
+    return dict(cell.get(names.get(score, score), {}).get(spec.head, {}))
+
+
+def open_set(spec: RunSpec, benchmark: str, score: str) -> PaperNumber | None:
+    """Look up the AUROC, in percent and over five splits, of MSP (`max_softmax`) or MLS (`max_logit`).
+
+    >>> open_set(RunSpec(dataset="osr_cifar+_0", network="vgg32", head="plain"), "cifar+50", "max_logit").value
+    96.48
+    """
+    row = {"max_softmax": "msp", "max_logit": "mls"}.get(score)
+    return _number("open_set", row, spec.head, benchmark) if spec.network == "vgg32" and _is_unit(spec) else None
+
+
 BEST_EPOCH = (
     "The scripts of LDAM and MiSLAS report the best epoch on test data, and the paper ran them: compare its number "
     "with our best epoch. Claims here rest on the last one."
@@ -161,6 +185,12 @@ def _mislas_row(spec: RunSpec) -> tuple[str | None, str | None]:
     if spec.start_from is None:
         return "mislas_stage1", spec.head
     return ("mislas_stage2", spec.head) if spec.loss == "label_aware_smoothing" else (None, None)
+
+
+def _is_unit(spec: RunSpec) -> bool:
+    """Whether a run is what the paper ran outside of Table 1: radius 1, all of the training data."""
+    options = spec.head_options or spec.network_options
+    return spec.radius == 1 and spec.imbalance == 1 and not _held_out(spec) and not options
 
 
 def _factor(spec: RunSpec) -> str:

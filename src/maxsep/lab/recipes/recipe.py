@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from maxsep.lab.recipes.after import After
 from maxsep.lab.recipes.selection import Selection
 from maxsep.lab.spec import Options, RunSpec
 
@@ -77,7 +78,7 @@ class Recipe:
         seeds: The seeds of a full run; the first ones are taken when fewer are asked for.
         runs_of: The recipe whose finished runs this one reads, if it needs none of its own.
         sweep: A search for the radius that comes first.
-        times_inference: Whether inference is timed after the runs.
+        after: What is done with the trained runs, such as timing or detection.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Recipe:
     seeds: tuple[int, ...]
     runs_of: str | None = None
     sweep: Sweep | None = None
-    times_inference: bool = False
+    after: After | None = None
 
     def specs(
         self,
@@ -224,6 +225,8 @@ def _with_epochs(spec: RunSpec, epochs: int) -> RunSpec:
     stretched, loss = dict(spec.schedule_options), dict(spec.loss_options)
     if "every" in stretched:  # a step schedule keeps its number of steps
         stretched["every"] = max(1, round(stretched["every"] * epochs / spec.epochs))
+    watched = tuple(dict.fromkeys(max(1, round(e * epochs / spec.epochs)) for e in spec.features_at))
     if "reweight_from" in loss:
         loss["reweight_from"] = round(loss["reweight_from"] * epochs / spec.epochs)
-    return spec.replace(epochs=epochs, schedule_options=tuple(stretched.items()), loss_options=tuple(loss.items()))
+    options = {"schedule_options": tuple(stretched.items()), "loss_options": tuple(loss.items())}
+    return spec.replace(epochs=epochs, features_at=watched, **options)

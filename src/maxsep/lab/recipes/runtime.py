@@ -1,5 +1,6 @@
 """Training and inference time with and without the matrix: short runs, made to be timed and not to be accurate."""
 
+from maxsep.lab.recipes.after import TimeInference
 from maxsep.lab.recipes.protocol import CONVNET, RESNET, RESNET_ARMS, cifar, seeds
 from maxsep.lab.recipes.recipe import Block, Recipe
 
@@ -16,5 +17,5 @@ RECIPE = Recipe(
     question="Does the matrix cost measurable time in training or inference?",
     blocks=(Block(settings=_TIMED, arms=RESNET_ARMS),),
     seeds=seeds(3),
-    times_inference=True,
+    after=TimeInference(),
 )

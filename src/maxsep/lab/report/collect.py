@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from maxsep.lab.report.beside import check_detection, check_features
 from maxsep.lab.spec import RunSpec
 
 _MARKS = ("spec.json", "result.json", "metrics.jsonl", "failure.json", "weights.safetensors", "resume")
@@ -30,6 +31,10 @@ class Record:
     started: str = ""
     finished: str = ""
     resumed: int = 0
+    detection: dict[str, Any] | None = None
+    """What `detection.json` says, if it is there and whole."""
+    features: dict[str, Any] | None = None
+    """Likewise `features.json`."""
 
     def value(self, metric: str) -> float | None:
         """A metric as a finite number, or nothing."""
@@ -41,16 +46,23 @@ class Record:
 
 @dataclass(frozen=True)
 class Problem:
-    """A folder, or a file of timings, that holds no usable result, and why."""
+    """A folder, or a file beside runs, that holds no usable result, and why."""
 
     folder: Path
-    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing"]
+    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing", "detection", "features"]
     reason: str
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run's own result is missing, and not something beside it."""
+        return self.kind not in ("timing", "detection", "features")
 
     @property
     def label(self) -> str:
         """A run folder's name says enough; a file of timings needs its path."""
-        return str(self.folder) if self.kind == "timing" else self.folder.name
+        if self.kind in ("detection", "features"):
+            return f"{self.folder.parent.name}/{self.folder.name}"
+        return self.folder.name if self.is_run else str(self.folder)
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ def collect(*folders: str | Path) -> Collection:
                     problems.append(Problem(folder, "duplicate", f"the same run as {first}, which is used"))
             else:
                 records[found.spec.name] = found
+                problems += _beside(found)
     return Collection(tuple(records.values()), tuple(problems), tuple(timings))
 
 
@@ -115,11 +128,38 @@ def read_run(folder: str | Path) -> Record | Problem:
             started=str(result.get("started", "")),
             finished=str(result.get("finished", "")),
             resumed=int(result.get("resumed") or 0),
+            detection=_whole(folder / "detection.json", check_detection),
+            features=_whole(folder / "features.json", check_features),
         )
     except KeyError as error:
         return Problem(folder, "broken", f"result.json has no field {error}")
     except (OSError, ValueError, TypeError) as error:
         return Problem(folder, "broken", _one_line(error))
+
+
+def _whole(path: Path, check: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+    """Read a file beside a result if it is there and has all that a section will touch."""
+    try:
+        found = _load(path)
+        check(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found
+
+
+def _beside(record: Record) -> Iterable[Problem]:
+    """Name the files beside a result that could not be read."""
+    files: tuple[tuple[Literal["detection", "features"], object, Callable[[dict[str, Any]], None]], ...] = (
+        ("detection", record.detection, check_detection),
+        ("features", record.features, check_features),
+    )
+    for kind, content, check in files:
+        path = record.folder / f"{kind}.json"
+        if content is None and path.is_file():
+            try:
+                check(_load(path))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                yield Problem(path, kind, f"cannot be read: {_one_line(error)}")
 
 
 def _run_folders(root: Path) -> Iterable[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.statistics import Comparison, Summary, compare, summarise
@@ -26,12 +27,16 @@ _COSINE_CONTROLS = {
 }
 """Among heads that compare directions `cosine` is the plain one; each has the control that differs in P alone."""
 _DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "digits": "Digits"}
-_NETWORKS = {"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"}
+_NETWORKS = {
+    **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
+    **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32"},
+}
 _QUIET = (
     *("dataset", "network", "imbalance", "validation", "normalisation"),
     *("schedule", "schedule_options", "evaluate_every"),
 )
 """Fields a label says in its own words, or that follow from the others in every protocol."""
+_OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,8 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
         key = (setting.spec.dataset, setting.spec.network)
         peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == key]
         varying[key] = {name for name in names if _varies(name, peers)}
+        if "optimiser" in varying[key] and _follows(peers):
+            varying[key] -= set(_OF_OPTIMISER)
     return {
         setting.spec: ", ".join(
             f"{name.replace('_', ' ')} {_plain_text(getattr(setting.spec, name))}"
@@ -201,6 +208,12 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
         )
         for setting in settings
     }
+
+
+def _follows(specs: Sequence[RunSpec]) -> bool:
+    """Whether the optimiser's name says its settings, too."""
+    told = {(spec.optimiser, *(getattr(spec, name) for name in _OF_OPTIMISER)) for spec in specs}
+    return len(told) == len({spec.optimiser for spec in specs})
 
 
 def _varies(name: str, peers: Sequence[RunSpec]) -> bool:
@@ -215,6 +228,8 @@ def dataset_label(name: str) -> str:
     >>> dataset_label("cifar10"), dataset_label("folder:/data/birds")
     ('CIFAR-10', 'birds')
     """
+    if split := parse_open_set(name):
+        return f"{split.benchmark.upper()} split {split.split}"
     return name.rstrip("/").split("/")[-1].split(":")[-1] if ":" in name else _DATASETS.get(name, name)
 
 
@@ -227,7 +242,16 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
     spec = setting.spec
     nets = list(_NETWORKS)
     rank = nets.index(spec.network) if spec.network in nets else len(nets)
-    return (spec.dataset, rank, spec.network, spec.validation, -spec.imbalance, -spec.epochs, spec.digest)
+    return (
+        spec.dataset,
+        rank,
+        spec.network,
+        spec.validation,
+        -spec.imbalance,
+        -spec.epochs,
+        spec.optimiser != "sgd",
+        spec.digest,
+    )
 
 
 def _plain_text(value: object) -> str:

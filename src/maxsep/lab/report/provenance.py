@@ -13,7 +13,7 @@ from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, rounded
 from maxsep.lab.spec import RunSpec
 
-_ANY = {"seed": 0, "precision": "32-true", "max_train": None, "max_test": None}
+_ANY = {"seed": 0, "precision": "32-true", "max_train": None, "max_test": None, "features_at": ()}
 
 DEFINITIONS = (
     ("plain", "A linear layer from the features to the classes: the usual head."),
@@ -34,6 +34,21 @@ DEFINITIONS = (
     ("cosine maxsep", "The matrix behind a cosine layer of one output less: LDAM with the matrix, first reading."),
     ("maxsep cosine", "Cosines with the columns of the matrix: LDAM with the matrix, second reading."),
     ("centred cosine", "The control of maxsep cosine: a plain head with centred and normalised logits."),
+    (
+        "centred",
+        "The mean logit of every image is taken off the logits of a trained plain head, as the matrix does by "
+        "construction; no run of its own.",
+    ),
+    (
+        "AUROC, AUPR, FPR95",
+        "In-distribution images are positive. AUPR is average precision. FPR95 is the share of outliers let in at the "
+        "threshold whose recall of in-distribution images is closest to 95 %.",
+    ),
+    ("MSP, MLS", "Maximum softmax probability and maximum logit: scores for known classes."),
+    (
+        "OSCR",
+        "The chance that a known image is classified correctly and scores above an unknown one.",
+    ),
     ("radius", "The length of the class vectors, \N{GREEK SMALL LETTER RHO} in the paper."),
     ("imbalance", "Size of the smallest class over that of the largest; the test set stays as it is."),
     ("± ", "Sample standard deviation over seeds (n \N{MINUS SIGN} 1), not a confidence interval."),
@@ -57,7 +72,7 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     images = sum((record.value("num_train") or 0.0) * record.spec.epochs for record in records)
     found = [
         ("runs finished", str(len(records))),
-        ("runs without a result", str(sum(problem.kind != "timing" for problem in collection.problems))),
+        ("runs without a result", str(sum(problem.is_run for problem in collection.problems))),
         ("datasets", _list(dataset_label(record.spec.dataset) for record in records)),
         ("networks", _list(network_label(record.spec.network) for record in records)),
         ("heads", _list(head for head in HEADS if head in {record.spec.head for record in records})),

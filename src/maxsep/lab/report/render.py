@@ -10,14 +10,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from maxsep.lab.report import fisher, provenance, sections, vectors
+from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.report import fisher, openset, outliers, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
 from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
-from maxsep.lab.report.comparison import settings_of
-from maxsep.lab.report.family import family
+from maxsep.lab.report.comparison import Setting, settings_of
+from maxsep.lab.report.family import Family, family
 from maxsep.lab.report.findings import find
-from maxsep.lab.report.model import Report
+from maxsep.lab.report.model import Finding, Report
 from maxsep.lab.report.runtime import is_timing, runtime_section
 from maxsep.lab.report.shots import shots_section
 from maxsep.lab.report.statistics import TEST
@@ -61,27 +62,31 @@ def build(
     test = [setting for setting in settings if setting.spec.validation == 0 and not is_timing(setting)]
     validation = [setting for setting in settings if setting.spec.validation > 0]
     chosen = sections.chosen_radii(validation)
-    for setting in test:
+    closed = [setting for setting in test if parse_open_set(setting.spec.dataset) is None]
+    for setting in closed:
         setting.chosen = chosen.get(setting.spec, {})
-    tests = family(test)
+    tests = family(closed)
     found = (
-        sections.accuracy_section(test, tests),
-        beyond_section(test),
+        sections.accuracy_section(closed, tests),
+        beyond_section(closed),
         search_section(validation),
-        shots_section(test),
-        sections.radius_section(validation, test),
-        sections.frequency_section(test),
-        sections.fixed_section(test),
-        fisher.fisher_section(test),
-        vectors.prototypes_section(test),
-        vectors.twin_section(test),
-        vectors.geometry_section(test),
-        sections.curves_section(test),
+        shots_section(closed),
+        sections.radius_section(validation, closed),
+        sections.frequency_section(closed),
+        sections.fixed_section(closed),
+        fisher.fisher_section(closed),
+        vectors.prototypes_section(closed),
+        vectors.twin_section(closed),
+        vectors.geometry_section(closed),
+        outliers.outliers_section(test),
+        openset.openset_section(test),
+        openset.features_section(test),
+        sections.curves_section(closed),
         runtime_section([s for s in settings if s.spec.validation == 0], collection.timings),
     )
     return Report(
         title=title,
-        finding=find(test, tests),
+        finding=_finding(closed, tests, test),
         facts=provenance.facts(collection),
         sections=tuple(section for section in found if section is not None),
         environment=provenance.environment(collection.records),
@@ -92,6 +97,15 @@ def build(
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         extra={"chosen_radii": [{"setting": s.to_dict(), "radii": radii} for s, radii in chosen.items()]},
     )
+
+
+def _finding(closed: list[Setting], tests: Family, test: list[Setting]) -> Finding:
+    """What the accuracies say, and after that what was found outside the known classes."""
+    outside = [*outliers.outlier_sentences(test), *openset.openset_sentences(test)]
+    if not closed and outside:
+        return Finding("Known against unknown classes", tuple(outside))
+    found = find(closed, tests)
+    return Finding(found.headline, (*found.sentences, *outside))
 
 
 def write(report: Report, out: str | Path) -> Path:

@@ -110,14 +110,26 @@ def canvas(width: float = 4.8, height: float = 3.0, **options: Any) -> Iterator[
         height: In inches.
         **options: Passed to `add_subplot`, such as `projection="3d"`.
     """
+    with _figure(width, height) as figure:
+        yield figure, figure.add_subplot(**options)
+
+
+@contextmanager
+def panels(width: float, height: float, rows: int, columns: int) -> Iterator[tuple[Any, Any]]:
+    """Open a figure with an array (rows, columns) of axes in the house style; it is closed at the end."""
+    with _figure(width, height) as figure:
+        yield figure, figure.subplots(rows, columns, squeeze=False)
+
+
+@contextmanager
+def _figure(width: float, height: float) -> Iterator[Any]:
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
         raise ImportError('figures need matplotlib: pip install "maxsep[lab]"') from error
     with matplotlib.rc_context(_STYLE):  # no pyplot: no global state, no display, safe in threads
-        figure = Canvas(figsize=(width, height))
-        yield figure, figure.add_subplot(**options)
+        yield Canvas(figsize=(width, height))
 
 
 def finish(figure: Any, id: str, title: str, caption: str, alt: str) -> Figure:
@@ -133,12 +145,16 @@ def finish(figure: Any, id: str, title: str, caption: str, alt: str) -> Figure:
     return Figure(id, title, caption, alt, text)
 
 
-def legend_below(figure: Any) -> None:
-    """Put the legend under the axes, where it hides no data; call it after drawing."""
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    longest = max(map(len, labels), default=0)
-    columns = 3 if longest < 18 else 2 if longest < 30 else 1
-    figure.legend(loc="outside lower center", ncols=min(columns, max(len(labels), 1)), columnspacing=1.4)
+def legend_below(figure: Any, markerscale: float = 1.0) -> None:
+    """Put one legend of all panels under the axes, where it hides no data; call it after drawing."""
+    shown: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    longest = max(map(len, shown), default=0)
+    columns = 3 if longest < 18 and len(shown) != 4 else 2 if longest < 30 else 1
+    look = {"ncols": min(columns, max(len(shown), 1)), "columnspacing": 1.4, "markerscale": markerscale}
+    figure.legend(shown.values(), shown, loc="outside lower center", **look)
 
 
 def colour_of(head: str) -> str:

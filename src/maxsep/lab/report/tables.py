@@ -41,6 +41,8 @@ class Table:
     rows: tuple[Row, ...]
     caption: str = ""
     numeric_from: int = 1
+    folded: bool = False
+    """Whether a page shows it only when asked."""
 
     def __post_init__(self) -> None:
         """Refuse rows that do not fit the columns."""
@@ -125,8 +127,16 @@ def rounded(value: float, digits: int = 2, scale: int = 1) -> str:
     return str(exact.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP))
 
 
-def gain(comparison: Comparison | None, scale: int = 100, digits: int = 2, less_is_better: bool = False) -> Cell:
+def gain(
+    comparison: Comparison | None,
+    scale: int = 100,
+    digits: int = 2,
+    less_is_better: bool = False,
+    brief: bool = False,
+) -> Cell:
     """A difference with the verdict of the test below it; only what holds after correction is coloured.
+
+    `brief` leaves the words to the colour and keeps the p-value, for tables with many columns.
 
     >>> gain(Comparison(0.05, 3, 0.01, "more than noise")).text
     '+5.00'
@@ -140,7 +150,10 @@ def gain(comparison: Comparison | None, scale: int = 100, digits: int = 2, less_
     elif comparison.passes:
         tone = ""
     text = signed(comparison.difference, digits, scale)
-    return Cell(text, verdict_text(comparison), tone, comparison.difference * scale)
+    detail = verdict_text(comparison)
+    if brief and comparison.p is not None:
+        detail = p_text(comparison.p)
+    return Cell(text, detail, tone, comparison.difference * scale)
 
 
 def verdict_text(comparison: Comparison) -> str:

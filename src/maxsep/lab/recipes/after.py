@@ -1,0 +1,111 @@
+"""What a recipe does with trained runs: steps that are done once, on the machine that has the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from maxsep.lab.data import load, load_outliers, parse_open_set
+from maxsep.lab.detection import Wish, covers, ensure_detection, read_detection
+from maxsep.lab.recipes.timing import time_inference
+from maxsep.lab.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the runs lie, what they are computed on, and how long that may take."""
+
+    runs: Path
+    data_root: str | Path | None = None
+    device: str = "auto"
+    max_test: int | None = None
+    deadline: float | None = None
+    clock: Callable[[], float]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and self.clock() >= self.deadline
+
+
+class After(Protocol):
+    """A step after training. What is there already is not done again."""
+
+    @property
+    def each_run(self) -> bool:
+        """Whether the step belongs to every single run, right after its training, or to all of them together."""
+
+    def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
+        """Raise if something is missing that the step will need."""
+
+    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
+        """Do what is missing for the finished ones of these runs; say in a sentence what could not be done."""
+
+
+@dataclass(frozen=True)
+class TimeInference:
+    """Time the forward pass of every network and head, the heads taking turns."""
+
+    each_run: bool = False
+
+    def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
+        """Nothing is needed."""
+
+    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
+        """Write `timing.json` beside the runs."""
+        done = time_inference(
+            specs,
+            place.runs,
+            device=place.device,
+            batch_size=place.max_test,
+            deadline=place.deadline,
+            clock=place.clock,
+        )
+        return "" if done else "Inference is not timed yet: the budget was spent. The same command goes on."
+
+
+@dataclass(frozen=True)
+class Detect:
+    """Score outliers with every run and write `detection.json` into its folder."""
+
+    wish: Wish
+    each_run: bool = True
+
+    def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
+        """Read every set of outliers once, so that a missing one is one error before the first run."""
+        seen: set[tuple[str, str]] = set()
+        for spec in specs:
+            if self._is_done(runs / spec.name):
+                continue
+            split = parse_open_set(spec.dataset)
+            for name in self.wish.sets(spec.dataset):
+                key = (name, split.unknown_source if split else "")
+                if key in seen:
+                    continue
+                seen.add(key)
+                source = split.unknown_source if split and name in split.unknown else name
+                if download and source in ("svhn", "cifar10", "cifar100"):
+                    load(source, data_root, download=True)
+                load_outliers(name, data_root, like=spec.dataset)
+
+    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
+        """Detect with the runs that have not done so yet."""
+        notes = []
+        for folder in (place.runs / spec.name for spec in specs):
+            if not (folder / "result.json").is_file() or self._is_done(folder):
+                continue
+            if not (folder / "weights.safetensors").is_file():
+                notes.append("Some runs were kept without weights, so nothing can be detected with them any more.")
+            elif place.is_late:
+                notes.append("Detection is not complete: the budget was spent. The same command goes on.")
+            else:
+                with suppress(BlockingIOError):  # another process that shares these runs is at it
+                    ensure_detection(folder, self.wish, data_root=place.data_root, device=place.device)
+        return " ".join(dict.fromkeys(notes))
+
+    def _is_done(self, folder: Path) -> bool:
+        record = read_detection(folder)
+        return record is not None and covers(record, self.wish)

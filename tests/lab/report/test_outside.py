@@ -1,0 +1,199 @@
+"""Tables and figures on images from outside: the paper's numbers, the controls, duplicates, and damaged files."""
+
+import json
+import shutil
+
+import pytest
+
+from maxsep.lab import recipes
+from maxsep.lab.report import render
+from maxsep.lab.report.collect import collect
+from maxsep.lab.report.comparison import settings_of
+from maxsep.lab.report.openset import features_section, openset_section
+from maxsep.lab.report.outliers import outlier_sentences, outliers_section
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def settings(outside):
+    return settings_of(collect(outside).records)
+
+
+@pytest.fixture(scope="module")
+def page(outside, tmp_path_factory):
+    return render(outside, tmp_path_factory.mktemp("page"))
+
+
+def rows(table, group):
+    """The rows of a block by their first two cells."""
+    found, here = {}, ""
+    for row in table.rows:
+        here = row.group or here
+        if here.startswith(group):
+            found[row.cells[0].text, row.cells[1].text] = dict(zip(table.columns, row.cells, strict=True))
+    return found
+
+
+def test_outliers_stand_beside_the_paper_and_the_controls(settings):
+    section = outliers_section(settings)
+    table = section.tables[0]
+    assert table.title == "CIFAR-100, WideResNet-40-2 against SVHN test, re-cropped · optimiser sgd"
+    energy = rows(table, "energy")
+    assert list(energy) == [
+        ("plain", "1"),
+        ("plain, centred", "1"),
+        ("maxsep", "1"),
+        ("scaled", "0.1"),
+        ("maxsep", "0.1"),
+    ]
+    matrix = energy["maxsep", "1"]
+    assert (matrix["FPR95, % (lower is better)"].detail, matrix["AUROC, %"].detail) == ("paper 78.86", "paper 85.42")
+    assert energy["plain, centred", "1"]["AUROC, %"].detail == ""
+    assert matrix["over scaled, same radius"].text == "= plain"
+    values = {key: row["AUROC, %"].value for key, row in energy.items()}
+    for other, column in (("plain", "AUROC over plain"), ("plain, centred", "over plain, centred")):
+        assert matrix[column].value == pytest.approx(values["maxsep", "1"] - values[other, "1"])
+    gain = energy["maxsep", "0.1"]["over scaled, same radius"].value
+    assert gain == pytest.approx(values["maxsep", "0.1"] - values["scaled", "0.1"])
+    softmax = rows(table, "max softmax")
+    assert ("plain, centred", "1") not in softmax
+    assert softmax["maxsep", "1"]["over plain, centred"].detail == "no change"
+    assert "3 draws of 200 of 400 outliers" in table.caption
+    assert set(rows(table, "Mahalanobis, no step")) == set(softmax)
+
+
+def test_other_conventions_and_all_images_are_folded_away(settings):
+    section = outliers_section(settings)
+    folded = [table for table in section.tables if table.folded]
+    assert len(folded) == len(section.tables) / 2 == 6
+    assert {"FPR95, recall at least 95 %", "AUPR, outliers positive", "FPR95, outliers positive"} <= set(
+        folded[0].columns
+    )
+    assert rows(folded[0], "max logit")
+
+
+def test_data_are_named_as_what_they_are(settings):
+    titles = " ".join(table.title for table in outliers_section(settings).tables)
+    for name in ("SVHN test, re-cropped", "MiniPlaces validation", "CIFAR-10 test"):
+        assert name in titles
+    assert "Places365" not in titles
+
+
+def test_only_the_papers_optimiser_has_its_numbers(settings):
+    for table in outliers_section(settings).tables:
+        told = any("paper" in cell.detail for row in table.rows for cell in row.cells)
+        assert told == ("sgd" in table.title and "CIFAR-10 test" not in table.title and not table.folded)
+
+
+def test_energy_histograms_print_the_gap(settings):
+    figures = outliers_section(settings).figures
+    assert len(figures) == 6
+    for figure in figures:
+        assert figure.svg.count("mean gap") == 2
+        assert "standard deviations" in figure.caption
+
+
+def test_chosen_steps_and_sentences(settings):
+    assert "plain: 0.002; maxsep: 0.002" in outliers_section(settings).after[0]
+    first = outlier_sentences(settings)[0]
+    assert first.startswith("Outliers of CIFAR-100, WideResNet-40-2 (sgd), AUROC of the energy")
+    assert "on MiniPlaces validation" in first
+
+
+def test_open_sets_over_splits(settings):
+    table, splits = openset_section(settings).tables
+    groups = [row.group for row in table.rows if row.group]
+    assert groups == [
+        *("SVHN · split 0, 1 of 0 to 4", "CIFAR10 · all five splits"),
+        *("CIFAR+10 · all five splits", "CIFAR+50 · all five splits"),
+    ]
+    first = {row.cells[0].text: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows[5:10]}
+    assert first["maxsep"]["AUROC of MLS, %"].detail == "paper 95.30"
+    assert first["plain"]["AUROC of MSP, %"].detail == "paper 90.10"
+    assert first["plain"]["accuracy, %"].text == "95.00 ± 1.58"
+    difference = first["maxsep"]["AUROC of MLS, %"].value - first["plain"]["AUROC of MLS, %"].value
+    assert first["maxsep"]["MLS over plain"].value == pytest.approx(difference)
+    assert first["maxsep, radius 0.1"]["over scaled, same radius"].text != "= plain"
+    assert table.rows[0].cells[1].notes == ("The paper's number is a mean over five splits.",)
+    assert splits.columns == ("head", "split 0", "split 1", "split 2", "split 3", "split 4")
+
+
+def test_a_split_with_the_classes_of_another_is_marked(settings):
+    _, splits = openset_section(settings).tables
+    marked, here = {}, ""
+    for row in splits.rows:
+        here = row.group or here
+        marked[here] = [place for place, cell in enumerate(row.cells[1:]) if cell.notes]
+    assert marked == {"SVHN": [1], "CIFAR10": [1], "CIFAR+10": [2], "CIFAR+50": [2]}
+    assert set(splits.notes) == {f"The same classes as split {n}, in another order." for n in (0, 1)}
+
+
+def test_features_have_four_panels_and_two_curves_for_each_head(settings):
+    plane, norms = features_section(settings).figures
+    for title in ("plain, epoch 15", "plain, epoch 200", "maxsep, epoch 15", "maxsep, epoch 200"):
+        assert title in plane.svg
+    assert plane.svg.count(">unknown<") == 1, "one legend for all panels"
+    assert "maxsep ends at" in norms.caption
+    assert "plain, unknown" in norms.svg
+
+
+def test_open_sets_are_in_no_table_of_accuracies(page):
+    told = json.loads((page.parent / "report.json").read_text())
+    assert all("split" not in table["title"] for table in told["tables"] if table["id"].startswith("accuracy"))
+    text = page.read_text()
+    assert "maxsep reproduce ood --data DIR" in text
+    assert "maxsep reproduce openset --data DIR" in text
+    assert "maxsep reproduce features2d --data DIR" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("detection", "{", "detection.json is not valid JSON"),
+        ("detection", '{"in_distribution": {"top1": 7}}', "top1 must be a fraction in [0, 1], got 7"),
+        ("detection", '{"in_distribution": {"top1": 1}, "sets": {"a": {}}}', "there is no field 'origin'"),
+        ("features", '{"epochs": {"1": {"known": [], "labels": [], "unknown": []}}}', "epoch 1 lacks points or labels"),
+    ],
+)
+def test_a_damaged_file_is_told_and_the_run_stays(tmp_path, run_folder, name, content, reason):
+    spec = recipes.get("features2d").specs()[0]
+    folder = run_folder(tmp_path, spec, top1=0.8)
+    (folder / f"{name}.json").write_text(content)
+    found = collect(tmp_path)
+    assert [record.spec for record in found.records] == [spec]
+    (problem,) = found.problems
+    assert (problem.kind, problem.label) == (name, f"{spec.name}/{name}.json")
+    assert reason in problem.reason
+    assert "Runs without a result" in render(tmp_path, tmp_path / "report").read_text()
+
+
+def test_other_lengths_and_parts_of_the_data_are_told(tmp_path, run_folder, write_detection):
+    (spec, *_) = recipes.get("ood").specs(1, epochs=5, max_train=500)
+    write_detection(run_folder(tmp_path, spec), spec, {"svhn": "SVHN test"})
+    (table, _) = outliers_section(settings_of(collect(tmp_path).records)).tables
+    assert [note.split(":")[0] for note in table.notes] == [
+        "The protocol trains 100 epochs, these runs 5",
+        "These runs read a part of the data only",
+    ]
+
+
+def test_no_detection_no_section(tmp_path, run_folders):
+    run_folders(tmp_path, recipes.get("openset").specs(only="dataset=osr_cifar10_0"))
+    found = settings_of(collect(tmp_path).records)
+    assert (outliers_section(found), openset_section(found), features_section(found)) == (None, None, None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium was found")
+def test_it_fits_a_screen_and_a_phone(page):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for width in (1200, 390):
+            tab = browser.new_page(viewport={"width": width, "height": 844})
+            tab.goto(page.as_uri())
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+            assert tab.evaluate(f"{wide}.map(e => e.ariaLabel)") == []
+        browser.close()
