@@ -3,7 +3,7 @@ import math
 import pytest
 
 from maxsep.cli.demo import SEARCH, TEST, Tally, measured_angle
-from maxsep.lab.grid import Event
+from maxsep.lab.outcome import Event
 from maxsep.lab.spec import RunSpec
 
 

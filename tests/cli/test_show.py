@@ -1,5 +1,5 @@
 from maxsep.cli.show import events
-from maxsep.lab.grid import Event
+from maxsep.lab.outcome import Event
 from maxsep.lab.spec import RunSpec
 
 

@@ -144,30 +144,6 @@ def test_a_plan_lists_and_estimates_without_training(tmp_path):
     assert len(grid.plan(SPECS, runs=tmp_path, execution=CPU, only="seed=1")) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("25m", 1500), ("1h30m", 5400), ("90s", 90), ("90", 90), (45, 45), ("1.5h", 5400), ("2d", 172800), ("5min", 300)],
-)
-def test_budgets(text, seconds):
-    assert grid.parse_budget(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-5m", "0", "5x", "1..5h", "m"])
-def test_bad_budgets(text):
-    with pytest.raises(ValueError, match=r"as a time budget. Write it like 25m, 1h30m, 90s or 2h"):
-        grid.parse_budget(text)
-
-
-def test_times_are_written_readably():
-    assert [grid.format_seconds(s) for s in (9.96, 59.6, 119.6, 3599.4, 7260)] == [
-        "10.0 s",
-        "1 min 00 s",
-        "2 min 00 s",
-        "59 min 59 s",
-        "2 h 01 min",
-    ]
-
-
 def best_at(radius):
     return lambda spec: 0.9 - 0.1 * abs(spec.radius - radius)
 

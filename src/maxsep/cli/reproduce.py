@@ -14,7 +14,7 @@ from maxsep.cli.options import precision as default_precision
 from maxsep.cli.show import events, plan_table
 
 if TYPE_CHECKING:
-    from maxsep.lab.grid import Summary
+    from maxsep.lab.outcome import Summary
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
@@ -52,6 +52,7 @@ def command(
 ) -> None:
     """Reproduce a table or figure: train what is missing, then write the report."""
     from maxsep.lab import grid, recipes
+    from maxsep.lab.durations import parse_budget
     from maxsep.lab.report import render
 
     recipe = recipes.get(name)
@@ -61,7 +62,7 @@ def command(
     if dry_run:
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
         return
-    limit = None if budget is None else grid.parse_budget(budget)
+    limit = None if budget is None else parse_budget(budget)
     grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
     if jobs > 1:
         same = arguments(context, ("jobs", "report", "out", "as_json"))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from maxsep.lab.grid import Event, PlannedRun, format_seconds
+from maxsep.lab.durations import format_seconds
+from maxsep.lab.outcome import Event, PlannedRun
 
 
 def events() -> Callable[[Event], None]:

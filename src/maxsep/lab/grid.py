@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from maxsep.lab.durations import parse_budget
 from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
+from maxsep.lab.outcome import Event, PlannedRun, State, Summary
 from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
 from maxsep.lab.recipes.after import After, Place
 from maxsep.lab.spec import Execution, RunSpec
 
 FAILURE = "failure.json"
-State = Literal["finished", "unfinished", "new"]
 
 
 class Trainer(Protocol):
@@ -37,100 +37,6 @@ class Trainer(Protocol):
         download: bool = False,
     ) -> Path:
         """Train a run, or return at once if it is finished; returns its folder."""
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run, whether it is there already, and how long it will take."""
-
-    spec: RunSpec
-    state: State
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to one run of a grid.
-
-    `seconds` is the estimate when a run starts or is postponed, and the measured time when it ends.
-    """
-
-    kind: Literal["start", "finished", "skipped", "failed", "postponed", "elsewhere"]
-    spec: RunSpec
-    index: int
-    total: int
-    seconds: float
-    message: str = ""
-
-
-@dataclass
-class Summary:
-    """What became of the runs of a grid."""
-
-    finished: list[RunSpec] = field(default_factory=list)
-    skipped: list[RunSpec] = field(default_factory=list)
-    failed: list[tuple[RunSpec, str]] = field(default_factory=list)
-    postponed: list[RunSpec] = field(default_factory=list)
-    elsewhere: list[RunSpec] = field(default_factory=list)
-    """Runs that another process is training, and runs that start from one of these."""
-    interrupted: int = 0
-    """The exit status of an interruption: 130 after Ctrl-C, 143 after a request to end; 0 without one."""
-    seconds: float = 0.0
-    radii: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    """What else the user should know, such as a choice that was not made."""
-
-    @property
-    def status(self) -> int:
-        """Exit status: 0 if every run that was started ended well, 1 after a failure, 130 or 143 when interrupted."""
-        return self.interrupted or int(bool(self.failed))
-
-    def __str__(self) -> str:
-        parts = [f"{len(self.finished)} trained", f"{len(self.skipped)} already there"]
-        if self.failed:
-            parts.append(f"{len(self.failed)} failed")
-        if self.postponed:
-            parts.append(f"{len(self.postponed)} left for next time")
-        if self.elsewhere:
-            parts.append(f"{len(self.elsewhere)} in the hands of another process")
-        text = f"{', '.join(parts)} in {format_seconds(self.seconds)}"
-        text += " (interrupted; the same command goes on)" if self.interrupted else ""
-        return "\n".join([text, *self.notes])
-
-
-def parse_budget(text: str | float) -> float:
-    """Read a time budget in seconds from text such as `25m`, `1h30m`, `90s` or a number of seconds.
-
-    >>> parse_budget("25m"), parse_budget("1h30m"), parse_budget("90")
-    (1500.0, 5400.0, 90.0)
-    """
-    source = (text if isinstance(text, str) else f"{text:.12f}").strip().lower()  # a number may print as 1e-09
-    pieces = re.fullmatch(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?", source)
-    try:
-        values = [float(piece) if piece else 0.0 for piece in pieces.groups()] if pieces and source else []
-    except ValueError:
-        values = []
-    seconds = sum(value * unit for value, unit in zip(values, (86400, 3600, 60, 1), strict=False))
-    if not seconds > 0:
-        raise ValueError(f"cannot read {text!r} as a time budget. Write it like 25m, 1h30m, 90s or 2h.")
-    return float(seconds)
-
-
-def format_seconds(seconds: float) -> str:
-    """Write a time so that it reads at a glance.
-
-    >>> format_seconds(0.4), format_seconds(75), format_seconds(5400)
-    ('0.4 s', '1 min 15 s', '1 h 30 min')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def is_finished(folder: str | Path) -> bool:

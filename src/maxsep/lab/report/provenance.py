@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maxsep.lab import recipes
-from maxsep.lab.grid import format_seconds
+from maxsep.lab.durations import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method, dataset_label, network_label
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
