@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from maxsep.lab.durations import parse_budget
 from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
