@@ -141,6 +141,34 @@ def test_a_signal_finishes_the_step_saves_and_exits(finished, tmp_path, monkeypa
     assert result(folder)["resumed"] == 1
 
 
+def test_a_signal_in_the_last_evaluation_lets_the_run_finish_and_then_asks_the_caller_to_stop(tmp_path, monkeypatch):
+    from maxsep.lab.engine.trainer import Trainer
+
+    finish = Trainer._finish
+    monkeypatch.setattr(Trainer, "_finish", lambda self: (os.kill(os.getpid(), signal.SIGTERM), finish(self)))
+    with pytest.raises(SystemExit) as caught:
+        train(SPEC, runs=tmp_path, execution=CPU, progress=False)
+    assert caught.value.code == 143
+    assert result(train(SPEC, runs=tmp_path, execution=CPU, progress=False))["resumed"] == 0
+
+
+def test_a_signal_while_another_process_has_the_run_is_not_lost(tmp_path, monkeypatch):
+    from maxsep.lab.engine import loop
+    from maxsep.lab.engine.record import RunFolder
+
+    prepare = loop.prepare
+
+    def late(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(loop, "prepare", late)
+    monkeypatch.setattr(RunFolder, "check_free", lambda self: None)  # it is taken while the data are read
+    with RunFolder(tmp_path / SPEC.name).lock(), pytest.raises(SystemExit) as caught:
+        train(SPEC, runs=tmp_path, execution=CPU, progress=False)
+    assert caught.value.code == 143
+
+
 def fail():
     raise KeyboardInterrupt
 

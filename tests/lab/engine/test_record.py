@@ -82,3 +82,14 @@ def test_a_folder_has_one_writer(tmp_path):
         pass
     with folder.lock():
         assert (tmp_path / ".lock").exists()
+
+
+def test_asking_for_the_lock_keeps_nothing_and_makes_nothing(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.check_free()
+    assert not folder.path.exists()
+    with folder.lock(), pytest.raises(BlockingIOError, match="another process is training"):
+        folder.check_free()
+    folder.check_free()
+    with folder.lock():
+        pass

@@ -36,3 +36,16 @@ def test_outside_the_main_thread_nothing_is_touched():
     thread.start()
     thread.join()
     assert inside == [before]
+
+
+def test_a_signal_is_not_lost_when_the_block_fails():
+    def blocked():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise BlockingIOError("another process is training it")
+
+    with pytest.raises(SystemExit) as stopped, StopRequest():
+        blocked()
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert isinstance(stopped.value.__cause__, BlockingIOError)
+    with pytest.raises(ValueError, match="no signal"), StopRequest():
+        raise ValueError("no signal came")

@@ -66,6 +66,7 @@ def train(
     folder = RunFolder(Path(runs) / spec.name)
     if folder.is_finished(spec):
         return folder.path
+    folder.check_free()
     check_names(spec)
     if spec.start_from is not None:
         first = spec.start_from
@@ -105,12 +106,13 @@ def _run(
             folder.begin(spec)
         fabric.barrier()
         if folder.is_finished(spec):  # by another process, in the meantime
-            return 0
+            return stop.signum
         if spec.precision == "64-true":
             # Fabric hands outputs on in the default precision: the loss, too, shall be computed in double
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(torch.float64)
-        return _fit(trainer, spec, folder, fabric)
+        # a signal that came too late for this run still asks the caller to stop
+        return _fit(trainer, spec, folder, fabric) or stop.signum
 
 
 def _fit(trainer: Trainer, spec: RunSpec, folder: RunFolder, fabric: Any) -> int:

@@ -20,6 +20,7 @@ from maxsep.lab.spec import RunSpec
 
 SCHEMA = 1
 FAILURE = "failure.json"
+_TAKEN = "another process is training {}. Wait for it, or choose another folder for runs."
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,25 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise BlockingIOError(
-                    f"another process is training {self.path}. Wait for it, or choose another folder for runs."
-                ) from error
+                raise BlockingIOError(_TAKEN.format(self.path)) from error
             yield
             if (self.path / "result.json").exists():
                 # who still waits with this file open will see that there is nothing left to do
                 (self.path / ".lock").unlink(missing_ok=True)
+
+    def check_free(self) -> None:
+        """Ask for the lock without keeping it, and without making the folder: cheap, before anything is loaded.
+
+        Raises:
+            BlockingIOError: Another process is training this run.
+        """
+        import fcntl
+
+        with suppress(FileNotFoundError), (self.path / ".lock").open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BlockingIOError(_TAKEN.format(self.path)) from error
 
     def _check_spec(self, spec: RunSpec) -> None:
         file = self.path / "spec.json"

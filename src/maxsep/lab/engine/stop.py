@@ -14,6 +14,8 @@ class StopRequest:
     A second signal of the same kind does what it did before: who presses Ctrl-C twice means it. Outside the main
     thread, where Python takes no signals, it never asks for a stop.
 
+    A signal is never lost: if the block ends with an error instead of a stop, the error gives way to SystemExit.
+
     Attributes:
         signum: The signal received, 0 as long as there was none.
     """
@@ -33,6 +35,8 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.signum and kind is not None and issubclass(kind, Exception):
+            raise SystemExit(128 + self.signum) from error
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
