@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from maxsep.lab.data.pixel_ops import BLENDS, CODES, OPERATIONS, cut_out, operate, paint
+from maxsep.lab.data.pixel_ops import operate, paint
+from maxsep.lab.data.pixel_tables import BLENDS, OPERATIONS, tabulate
 
 
 def pictures(count, channels=3, size=32, seed=0):
@@ -79,9 +81,10 @@ def from_pillow(picture):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_one_operation(name, channels):
     images = pictures(24, channels)
-    for magnitude in MAGNITUDES.get(name, (0.0,)):
-        codes, amounts = torch.full((24,), CODES[name]), torch.full((24,), magnitude, dtype=torch.float64)
-        result = operate(images, codes, amounts)
+    magnitudes = MAGNITUDES.get(name, (0.0,))
+    tables = tabulate(tuple((name, magnitude) for magnitude in magnitudes), 32, 32, images.device)
+    for place, magnitude in enumerate(magnitudes):
+        result = operate(images, torch.full((24,), place), tables)
         assert result.dtype == torch.uint8
         expected = torch.stack([with_pillow(image, name, magnitude) for image in images])
         assert torch.equal(result, expected), (name, magnitude)
@@ -94,8 +97,8 @@ def test_every_image_of_a_batch_has_its_own():
         MAGNITUDES.get(name, (0.0,))[i // len(OPERATIONS) % len(MAGNITUDES.get(name, (0.0,)))]
         for i, name in enumerate(names)
     ]
-    codes = torch.tensor([CODES[name] for name in names])
-    result = operate(images, codes, torch.tensor(amounts, dtype=torch.float64))
+    tables = tabulate(tuple(zip(names, amounts, strict=True)), 32, 32, images.device)
+    result = operate(images, torch.arange(64), tables)
     expected = torch.stack([with_pillow(*one) for one in zip(images, names, amounts, strict=True)])
     assert torch.equal(result, expected)
 
@@ -107,7 +110,7 @@ def test_painted_rectangles_are_pillows_without_their_last_row_and_column(channe
     first, last = rng.integers(-4, 30, (2, 20)), rng.integers(-2, 40, (2, 20))
     last = np.maximum(first, last)
     rows, columns = (torch.from_numpy(np.stack([first[axis], last[axis] + 1])) for axis in (0, 1))
-    result = paint(images, rows, columns, colour)
+    result = paint(images, rows, columns, torch.tensor(colour, dtype=torch.uint8).view(-1, 1, 1))
     for number, image in enumerate(images):
         picture = to_pillow(image)
         (top, left), (bottom, right) = first[:, number], last[:, number]
@@ -115,10 +118,29 @@ def test_painted_rectangles_are_pillows_without_their_last_row_and_column(channe
         assert torch.equal(result[number], from_pillow(picture)), number
 
 
-def test_holes_stick_out_of_the_image():
-    images = torch.full((3, 1, 8, 8), 9, dtype=torch.uint8)
-    result = cut_out(images, torch.tensor([4, 0, 7]), torch.tensor([4, 0, 7]), 4)
-    assert (result == 0).sum((1, 2, 3)).tolist() == [16, 4, 9]
-    assert bool((result[0, 0, 2:6, 2:6] == 0).all())
-    assert bool((result[1, 0, :2, :2] == 0).all())
-    assert bool((images == 9).all())
+@pytest.mark.parametrize("size", [(24, 40), (40, 24)])
+def test_images_need_not_be_square(size):
+    images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (len(OPERATIONS), 3, *size), dtype=np.uint8))
+    chosen = [(name, MAGNITUDES.get(name, (0.0,))[0]) for name in OPERATIONS]
+    result = operate(images, torch.arange(len(chosen)), tabulate(tuple(chosen), *size, images.device))
+    for number, (name, magnitude) in enumerate(chosen):
+        assert torch.equal(result[number], with_pillow(images[number], name, magnitude)), name
+
+
+def test_few_kernels_do_all_of_it():
+    """A captured training step pays for their number: the network itself has about a hundred."""
+    images = pictures(16)
+    tables = tabulate(tuple((name, MAGNITUDES.get(name, (0.0,))[0]) for name in OPERATIONS), 32, 32, images.device)
+    with Kernels() as kernels:
+        operate(images, torch.arange(16), tables)
+    assert kernels.count <= 65
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that do something; views of the same memory do nothing."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))

@@ -7,8 +7,8 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsep.lab.data import augmentation
-from maxsep.lab.data.pixel_ops import BLENDS, CODES, MOVES
-from maxsep.lab.data.rand_augment import _CUTOUT, RandAugment, RandDraw, strength
+from maxsep.lab.data.pixel_tables import BLENDS, MOVES
+from maxsep.lab.data.rand_augment import RandAugment, RandDraw, strength
 
 CIFAR, SVHN = RandAugment(6), RandAugment(18, digits=True)
 
@@ -59,16 +59,18 @@ PILLOW = {
     "translate_x": lambda image, v: moved(image, (1, 0, v, 0, 1, 0)),
     "translate_y": lambda image, v: moved(image, (1, 0, 0, 0, 1, v)),
 }
-NAMES = {**{code: name for name, code in CODES.items()}, _CUTOUT: "cutout"}
 
 
-def with_pillow(image, code, magnitude, centre):
+def drawn(augment, chosen):
+    """The name of a drawn operation and how much of it, with its sign."""
+    name = augment.operations[chosen // 2]
+    return name, strength(name, augment.level) * (-1 if name in MOVES and chosen % 2 == 0 else 1)
+
+
+def with_pillow(augment, image, chosen, centre):
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    name = NAMES[int(code)]
-    if name == "cutout":
-        result = with_cutout(picture, float(magnitude), *centre.tolist())
-    else:
-        result = PILLOW[name](picture, float(magnitude))
+    name, magnitude = drawn(augment, int(chosen))
+    result = with_cutout(picture, magnitude, *centre.tolist()) if name == "cutout" else PILLOW[name](picture, magnitude)
     return torch.from_numpy(np.array(result)).permute(2, 0, 1)
 
 
@@ -111,18 +113,18 @@ def test_digits_are_not_turned_or_shifted():
     assert set(CIFAR.operations) - set(SVHN.operations) == {"rotate", "translate_x", "translate_y"}
 
 
-@pytest.mark.parametrize("augment", [CIFAR, SVHN], ids=["cifar", "svhn"])
-@pytest.mark.parametrize("name", CIFAR.operations)
+@pytest.mark.parametrize(
+    ("augment", "name"), [(augment, name) for augment in (CIFAR, SVHN, RandAugment(18)) for name in augment.operations]
+)
 def test_one_operation_is_pillows(augment, name):
     images = pictures()
     count = len(images)
-    code = next(code for code, known in NAMES.items() if known == name)
     centres = torch.rand(1, 2, count, generator=generator(), dtype=torch.float64) * 32
-    for sign in (1, -1) if name in MOVES else (1,):
-        amounts = torch.full((1, count), sign * strength(name, augment.level), dtype=torch.float64)
-        result = augment.apply(images, RandDraw(torch.full((1, count), code), amounts, centres))
+    for sign in (0, 1):
+        chosen = torch.full((1, count), 2 * augment.operations.index(name) + sign)
+        result = augment.apply(images, RandDraw(chosen, centres))
         assert result.dtype == torch.uint8
-        expected = [with_pillow(*one) for one in zip(images, [code] * count, amounts[0], centres[0].T, strict=True)]
+        expected = [with_pillow(augment, *one) for one in zip(images, chosen[0], centres[0].T, strict=True)]
         assert torch.equal(result, torch.stack(expected)), sign
 
 
@@ -131,8 +133,8 @@ def test_every_image_of_a_batch_has_its_own(augment):
     images = pictures(100)
     draw = augment.draw(images, generator(5))
     expected = images
-    for codes, amounts, centres in zip(*draw, strict=True):
-        expected = torch.stack([with_pillow(*one) for one in zip(expected, codes, amounts, centres.T, strict=True)])
+    for chosen, centres in zip(*draw, strict=True):
+        expected = torch.stack([with_pillow(augment, *one) for one in zip(expected, chosen, centres.T, strict=True)])
     result = augment(images, generator(5))
     assert torch.equal(result, expected)
     assert not torch.equal(result, augment(images, generator(6)))
@@ -141,32 +143,31 @@ def test_every_image_of_a_batch_has_its_own(augment):
 @pytest.mark.parametrize("augment", [CIFAR, SVHN], ids=["cifar", "svhn"])
 def test_all_operations_are_equally_likely_and_moves_have_either_sign(augment):
     count = 40_000
-    draw = augment.draw(torch.zeros(count, 3, 32, 32, dtype=torch.uint8), generator(1))
+    chosen = augment.draw(torch.zeros(count, 3, 32, 32, dtype=torch.uint8), generator(1)).chosen
     share = 1 / len(augment.operations)
     slack = 4 * (share * (1 - share) / count) ** 0.5
-    assert {NAMES[code] for code in draw.codes.unique().tolist()} == set(augment.operations)
-    for code in draw.codes.unique():
-        chosen = draw.magnitudes[draw.codes == code]
-        name, expected = NAMES[int(code)], strength(NAMES[int(code)], augment.level)
-        assert len(chosen) / count == pytest.approx(share, abs=slack), name
-        assert chosen.unique().tolist() == pytest.approx([-expected, expected] if name in MOVES else [expected]), name
-        if name in MOVES:
-            assert (chosen > 0).double().mean().item() == pytest.approx(0.5, abs=0.05), name
+    counts = torch.bincount(chosen[0], minlength=2 * len(augment.operations)).view(-1, 2)
+    assert counts.numel() == 2 * len(augment.operations)
+    for name, (minus, plus) in zip(augment.operations, counts.tolist(), strict=True):
+        assert (minus + plus) / count == pytest.approx(share, abs=slack), name
+        assert plus / (minus + plus) == pytest.approx(0.5, abs=0.05), name
+    place = 2 * augment.operations.index("shear_x")
+    size = strength("shear_x", augment.level)
+    assert [drawn(augment, place + sign) for sign in (0, 1)] == [("shear_x", -size), ("shear_x", size)]
 
 
 def test_operations_are_drawn_with_replacement():
-    first, second = RandAugment(6, count=2).draw(torch.zeros(20_000, 3, 2, 2, dtype=torch.uint8), generator(2)).codes
+    first, second = (
+        RandAugment(6, count=2).draw(torch.zeros(20_000, 3, 2, 2, dtype=torch.uint8), generator(2)).chosen // 2
+    )
     assert (first == second).double().mean().item() == pytest.approx(1 / 16, abs=0.007)
 
 
-def hole(size, side, row, column):
+def hole(augment, row, column):
     """Where the hole is, as (first row, last row, first column, last column)."""
-    draw = RandDraw(
-        torch.tensor([[_CUTOUT]]),
-        torch.tensor([[float(side)]], dtype=torch.float64),
-        torch.tensor([[[row], [column]]], dtype=torch.float64),
-    )
-    painted = CIFAR.apply(torch.zeros(1, 3, size, size, dtype=torch.uint8), draw)[0]
+    chosen = torch.tensor([[2 * augment.operations.index("cutout")]])
+    draw = RandDraw(chosen, torch.tensor([[[row], [column]]], dtype=torch.float64))
+    painted = augment.apply(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), draw)[0]
     inside = painted[0] == 125
     assert torch.equal(painted, inside * torch.tensor([125, 123, 114], dtype=torch.uint8).view(3, 1, 1))
     rows, columns = inside.any(1).nonzero().flatten(), inside.any(0).nonzero().flatten()
@@ -175,13 +176,13 @@ def hole(size, side, row, column):
 
 
 def test_a_hole_covers_both_of_its_edges():
-    assert hole(32, 8, 16.0, 20.9) == (12, 20, 16, 24)
+    assert hole(CIFAR, 16.0, 20.9) == (12, 20, 16, 24)
 
 
 def test_a_hole_at_the_first_edges_is_moved_inside_and_at_the_last_ones_cut_off():
-    assert hole(32, 8, 0.3, 1.2) == (0, 8, 0, 8)
-    assert hole(32, 8, 31.7, 30.1) == (27, 31, 26, 31)
-    assert hole(32, 24, 2.0, 31.0) == (0, 24, 19, 31)
+    assert hole(CIFAR, 0.3, 1.2) == (0, 8, 0, 8)
+    assert hole(CIFAR, 31.7, 30.1) == (27, 31, 26, 31)
+    assert hole(SVHN, 2.0, 31.0) == (0, 24, 19, 31)
 
 
 def test_centres_are_uniform_over_the_image():
@@ -195,7 +196,7 @@ def test_centres_are_uniform_over_the_image():
 def test_grey_images_get_a_grey_hole():
     grey = pictures(64, channels=1)
     result = RandAugment(6)(grey, generator(4))
-    cut = CIFAR.draw(grey, generator(4)).codes[0] == _CUTOUT
+    cut = CIFAR.draw(grey, generator(4)).chosen[0] // 2 == CIFAR.operations.index("cutout")
     assert int(cut.sum()) > 0
     assert all(int((image == 123).sum()) >= 25 for image in result[cut])
     colour = Image.new("RGB", (1, 1), (125, 123, 114)).convert("L")

@@ -3,8 +3,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsep.lab.data import augmentation
-from maxsep.lab.data.pixel_ops import CODES, operate
-from maxsep.lab.data.strong import _POLICY, Strong, StrongDraw, magnitude
+from maxsep.lab.data.pixel_ops import operate
+from maxsep.lab.data.pixel_tables import OPERATIONS, tabulate
+from maxsep.lab.data.strong import _POLICY, Strong, StrongDraw, magnitude, operations
 
 EVERYTHING = Strong(policy=True, cutout=True)
 
@@ -22,7 +23,7 @@ def test_the_policy_has_25_pairs_of_known_operations():
     assert len(_POLICY) == 25
     for pair in _POLICY:
         for name, chance, level in pair:
-            assert name in CODES
+            assert name in OPERATIONS
             assert 0 <= chance <= 1
             assert 0 <= level <= 9
 
@@ -38,13 +39,14 @@ def test_levels():
 
 def test_draws_follow_the_policy():
     draw = EVERYTHING.draw(torch.zeros(50_000, 3, 32, 32, dtype=torch.uint8), generator())
+    known = operations(32, 32)
     for place in (0, 1):
-        counts = torch.bincount(draw.codes[place], minlength=len(CODES)) / 50_000
-        for name, code in CODES.items():
+        counts = torch.bincount(draw.chosen[place], minlength=len(known)) / 50_000
+        for name in OPERATIONS[1:]:
             expected = sum(chance for pair in _POLICY for op, chance, _ in [pair[place]] if op == name) / 25
-            if name != "nothing":
-                assert counts[code].item() == pytest.approx(expected, abs=0.006), name
-    turned = draw.magnitudes[0][draw.codes[0] == CODES["rotate"]]
+            found = sum(counts[i].item() for i, (op, _) in enumerate(known) if op == name)
+            assert found == pytest.approx(expected, abs=0.006), name
+    turned = torch.tensor([known[i][1] for i in draw.chosen[0].tolist() if known[i][0] == "rotate"])
     assert turned.abs().unique().tolist() == pytest.approx([30 * 2 / 9])
     assert abs((turned > 0).double().mean().item() - 0.5) < 0.05
     assert (draw.centre.min().item(), draw.centre.max().item()) == (0, 31)
@@ -53,8 +55,9 @@ def test_draws_follow_the_policy():
 def test_applying_is_the_two_operations_and_the_hole():
     batch = images()
     draw = EVERYTHING.draw(batch, generator(2))
-    expected = operate(operate(batch, draw.codes[0], draw.magnitudes[0]), draw.codes[1], draw.magnitudes[1])
-    hole = Strong(cutout=True).apply(expected, StrongDraw(None, None, draw.centre))
+    tables = tabulate(operations(32, 32), 32, 32, batch.device)
+    expected = operate(operate(batch, draw.chosen[0], tables), draw.chosen[1], tables)
+    hole = Strong(cutout=True).apply(expected, StrongDraw(None, draw.centre))
     assert torch.equal(EVERYTHING(batch, generator(2)), hole)
     assert not torch.equal(EVERYTHING(batch, generator(2)), EVERYTHING(batch, generator(3)))
 
@@ -87,8 +90,17 @@ def test_can_be_captured_after_the_first_call():
 def test_the_hole_is_half_as_wide_as_the_image():
     for size, side in ((32, 16), (8, 4)):
         batch = torch.full((1, 1, size, size), 9, dtype=torch.uint8)
-        middle = StrongDraw(None, None, torch.tensor([[size // 2], [size // 2]]))
+        middle = StrongDraw(None, torch.tensor([[size // 2], [size // 2]]))
         assert (Strong(cutout=True).apply(batch, middle) == 0).sum().item() == side**2
+
+
+def test_holes_stick_out_of_the_image():
+    batch = torch.full((3, 1, 8, 8), 9, dtype=torch.uint8)
+    result = Strong(cutout=True).apply(batch, StrongDraw(None, torch.tensor([[4, 0, 7], [4, 0, 7]])))
+    assert (result == 0).sum((1, 2, 3)).tolist() == [16, 4, 9]
+    assert bool((result[0, 0, 2:6, 2:6] == 0).all())
+    assert bool((result[1, 0, :2, :2] == 0).all())
+    assert bool((batch == 9).all())
 
 
 def test_other_channels_are_refused():

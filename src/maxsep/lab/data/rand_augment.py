@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maxsep.lab.data.pixel_ops import BLENDS, CODES, MOVES, OPERATIONS, operate, paint
+from maxsep.lab.data.pixel_ops import operate, paint
+from maxsep.lab.data.pixel_tables import BLENDS, MOVES, Tables, tabulate
 
 HIGHEST = 30
 """The level at which every operation has the upper end of its range."""
@@ -28,8 +29,6 @@ _RANGES = {
     **dict.fromkeys(("translate_x", "translate_y"), (0.0, 100.0)),
 }
 _NOT_FOR_DIGITS = ("rotate", "translate_x", "translate_y")
-_CUTOUT = len(OPERATIONS)
-"""A code that `operate` does not know, so that it leaves the image alone."""
 _COLOURS = {3: (125, 123, 114), 1: (123,)}
 """What fills the hole, by the number of channels; the grey is how bright Pillow finds the colour."""
 
@@ -37,10 +36,8 @@ _COLOURS = {3: (125, 123, 114), 1: (123,)}
 class RandDraw(NamedTuple):
     """What was drawn for a batch of B images, N operations each."""
 
-    codes: Tensor
-    """int64 (N, B): positions in `OPERATIONS`, or the next number for Cutout."""
-    magnitudes: Tensor
-    """float64 (N, B): how much of each, with its sign."""
+    chosen: Tensor
+    """int64 (N, B): twice the position in `operations`, and one more for a positive sign."""
     centres: Tensor
     """float64 (N, 2, B): row and column of the middle of a hole, if there is one, in pixels from the corner."""
 
@@ -90,19 +87,21 @@ class RandAugment:
         batch, channels, height, width = images.shape
         if channels not in _COLOURS:
             raise ValueError(f"RandAugment knows grey and colour images, got {channels} channels. Use crop_flip.")
-        device, several = images.device, (self.count, batch)
-        codes, fixed, signed = _tables(self.operations, self.level, device)
-        chosen = torch.randint(len(codes), several, generator=generator, device=device)
-        sign = 2 * torch.randint(0, 2, several, generator=generator, device=device) - 1
+        device, several, operations = images.device, (self.count, batch), len(self.operations)
+        operation = torch.randint(operations, several, generator=generator, device=device)
+        sign = torch.randint(0, 2, several, generator=generator, device=device)
         unit = torch.rand(self.count, 2, batch, generator=generator, device=device, dtype=torch.float64)
-        centres = torch.stack([unit[:, 0] * height, unit[:, 1] * width], dim=1)
-        return RandDraw(codes[chosen], fixed[chosen] + sign * signed[chosen], centres)
+        sizes = _tables(self.operations, self.level, (channels, height, width), device).sizes
+        return RandDraw(torch.add(sign, operation, alpha=2), unit * sizes)
 
     def apply(self, images: Tensor, draw: RandDraw) -> Tensor:
         """Apply drawn parameters: uint8 (B, C, H, W) in, the same out."""
-        for codes, magnitudes, centres in zip(*draw, strict=True):
-            images = operate(images, codes, magnitudes, fill=0)
-            images = _cut(images, codes == _CUTOUT, magnitudes, centres)
+        channels, height, width = images.shape[1:]
+        tables = _tables(self.operations, self.level, (channels, height, width), images.device)
+        hole, side = self.operations.index("cutout"), strength("cutout", self.level)
+        for chosen, centres in zip(*draw, strict=True):
+            images = operate(images, chosen, tables.pixels)
+            images = _cut(images, chosen >> 1 == hole, side, centres, tables.colour)
         return images
 
 
@@ -117,22 +116,30 @@ def strength(name: str, level: int) -> float:
     return max(1.0, float(int(value))) if name == "posterise" else value
 
 
-def _cut(images: Tensor, chosen: Tensor, side: Tensor, centres: Tensor) -> Tensor:
+def _cut(images: Tensor, chosen: Tensor, side: float, centres: Tensor, colour: Tensor) -> Tensor:
     """Paint a square about the centre, moved back inside at the left and the top, cut off at the right and bottom."""
     first = (centres - side / 2).clamp_min(0).long()  # (2, B)
-    end = first + side.long() + 1
-    rows, columns = torch.stack([first, torch.where(chosen, end, first)], dim=1).unbind()
-    return paint(images, rows, columns, _COLOURS[images.shape[1]])
+    end = first + (int(side) + 1) * chosen
+    rows, columns = torch.stack([first, end], dim=1).unbind()
+    return paint(images, rows, columns, colour)
+
+
+class _Tables(NamedTuple):
+    pixels: Tables
+    sizes: Tensor
+    """float64 (2, 1): height and width."""
+    colour: Tensor
+    """uint8 (C, 1, 1): what fills a hole."""
 
 
 @functools.lru_cache(maxsize=16)
-def _tables(names: tuple[str, ...], level: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The code of every operation, and its strength: a fixed part and one with a random sign."""
-    codes = [CODES.get(name, _CUTOUT) for name in names]
-    fixed = [0.0 if name in MOVES else strength(name, level) for name in names]
-    signed = [strength(name, level) if name in MOVES else 0.0 for name in names]
-    return (
-        torch.tensor(codes, device=device),
-        torch.tensor(fixed, dtype=torch.float64, device=device),
-        torch.tensor(signed, dtype=torch.float64, device=device),
+def _tables(names: tuple[str, ...], level: int, shape: tuple[int, int, int], device: torch.device) -> _Tables:
+    """Every operation twice, moves with either sign, on the device; a hole is painted after them."""
+    channels, height, width = shape
+    signed = [(name, sign if name in MOVES else 1) for name in names for sign in (-1, 1)]
+    operations = [("nothing" if name == "cutout" else name, sign * strength(name, level)) for name, sign in signed]
+    return _Tables(
+        tabulate(tuple(operations), height, width, device, fill=0),
+        torch.tensor([[height], [width]], dtype=torch.float64, device=device),
+        torch.tensor(_COLOURS[channels], dtype=torch.uint8, device=device).view(-1, 1, 1),
     )

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maxsep.lab.data.pixel_ops import BLENDS, CODES, MOVES, cut_out, operate
+from maxsep.lab.data.pixel_ops import operate, paint
+from maxsep.lab.data.pixel_tables import BLENDS, MOVES, Tables, tabulate
 
 _LEVELS = 9
 _SIZES = {
@@ -55,10 +56,8 @@ _POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...] = (
 class StrongDraw(NamedTuple):
     """What was drawn for a batch of B images."""
 
-    codes: Tensor | None
-    """int64 (2, B): two operations for every image, one after the other."""
-    magnitudes: Tensor | None
-    """float64 (2, B): how much of each."""
+    chosen: Tensor | None
+    """int64 (2, B): two operations for every image, one after the other: positions in `operations`."""
     centre: Tensor | None
     """int64 (2, B): row and column of the middle of the hole."""
 
@@ -95,50 +94,66 @@ class Strong:
                 f"strong augmentation knows grey and colour images, got {channels} channels. Use crop_flip."
             )
         device = images.device
-        codes = magnitudes = centre = None
+        chosen = centre = None
         if self.policy:
-            table = _tables(width, height, device)
+            chances = _tables(channels, height, width, device).chances
             pair = torch.randint(len(_POLICY), (batch,), generator=generator, device=device)
             chance = torch.rand(2, batch, generator=generator, device=device, dtype=torch.float64)
-            sign = 2 * torch.randint(0, 2, (2, batch), generator=generator, device=device) - 1
-            codes = torch.where(chance < table.probabilities[:, pair], table.codes[:, pair], 0)
-            magnitudes = table.fixed[:, pair] + sign * table.signed[:, pair]
+            sign = torch.randint(0, 2, (2, batch), generator=generator, device=device)
+            # the list has nothing, then the first operations of all pairs with either sign, then the second ones
+            first, second = (torch.add(sign[i] + 1 + 2 * i * len(_POLICY), pair, alpha=2) for i in (0, 1))
+            chosen = torch.stack([first, second]) * (chance < chances[:, pair])
         if self.cutout:
             draws = [torch.randint(side, (batch,), generator=generator, device=device) for side in (height, width)]
             centre = torch.stack(draws)
-        return StrongDraw(codes, magnitudes, centre)
+        return StrongDraw(chosen, centre)
 
     def apply(self, images: Tensor, draw: StrongDraw) -> Tensor:
         """Apply drawn parameters: uint8 (B, C, H, W) in, the same out."""
-        if draw.codes is not None and draw.magnitudes is not None:
-            for codes, magnitudes in zip(draw.codes, draw.magnitudes, strict=True):
-                images = operate(images, codes, magnitudes)
+        channels, height, width = images.shape[1:]
+        tables = _tables(channels, height, width, images.device)
+        if draw.chosen is not None:
+            for chosen in draw.chosen:
+                images = operate(images, chosen, tables.pixels)
         if draw.centre is not None:
-            images = cut_out(images, draw.centre[0], draw.centre[1], min(images.shape[2:]) // 2)
+            side = min(height, width) // 2
+            first = draw.centre - side // 2
+            rows, columns = torch.stack([first, first + side], dim=1).unbind()
+            images = paint(images, rows, columns, tables.black)
         return images
 
 
-class _Table(NamedTuple):
-    """The policy as tensors (2, 25): a magnitude is fixed + sign * signed."""
-
-    codes: Tensor
-    probabilities: Tensor
-    fixed: Tensor
-    signed: Tensor
+class _Tables(NamedTuple):
+    pixels: Tables
+    chances: Tensor
+    """float64 (2, 25): how likely each operation of a pair is done."""
+    black: Tensor
+    """uint8 (C, 1, 1)."""
 
 
 @functools.lru_cache(maxsize=16)
-def _tables(width: int, height: int, device: torch.device) -> _Table:
-    columns = list(zip(*_POLICY, strict=True))
-    codes = [[CODES[name] for name, _, _ in column] for column in columns]
-    chances = [[chance for _, chance, _ in column] for column in columns]
-    parts = [[magnitude(name, level, width, height) for name, _, level in column] for column in columns]
-    fixed = [[part[0] for part in row] for row in parts]
-    signed = [[part[1] for part in row] for row in parts]
-    return _Table(
-        torch.tensor(codes, device=device),
-        *(torch.tensor(values, dtype=torch.float64, device=device) for values in (chances, fixed, signed)),
+def _tables(channels: int, height: int, width: int, device: torch.device) -> _Tables:
+    chances = [[pair[i][1] for pair in _POLICY] for i in (0, 1)]
+    return _Tables(
+        tabulate(operations(width, height), height, width, device),
+        torch.tensor(chances, dtype=torch.float64, device=device),
+        torch.zeros(channels, 1, 1, dtype=torch.uint8, device=device),
     )
+
+
+def operations(width: int, height: int) -> tuple[tuple[str, float], ...]:
+    """List what can be drawn for images of a size: nothing, and every operation of the policy with either sign.
+
+    >>> len(operations(32, 32)), operations(32, 32)[:3]
+    (101, (('nothing', 0.0), ('invert', 0.0), ('invert', 0.0)))
+    """
+    found = [("nothing", 0.0)]
+    for place in (0, 1):
+        for pair in _POLICY:
+            name, _, level = pair[place]
+            fixed, signed = magnitude(name, level, width, height)
+            found += [(name, fixed - signed), (name, fixed + signed)]
+    return tuple(found)
 
 
 def magnitude(name: str, level: int, width: int, height: int) -> tuple[float, float]:
