@@ -48,3 +48,11 @@ def test_a_matrix_that_is_no_simplex_would_show(monkeypatch):
 
     monkeypatch.setattr("maxsep.simplex", lambda classes, dtype: torch.eye(2, 3, dtype=dtype))
     assert measured_angle(3).strip() == "90.0000", "the zero column is orthogonal to all: no formula was asked"
+
+
+def test_demo_ends_with_the_path_of_a_report(call, tmp_path):
+    told = call("demo", "--out", tmp_path, "--seeds", 1, "--epochs", 1)
+    assert "10 classes: any two class vectors  96.3794 degrees apart" in told
+    assert (tmp_path / "report.html").is_file()
+    assert {"plane.svg", "space.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
+    assert str(tmp_path / "report.html") in told.replace("\n", "")

@@ -167,3 +167,7 @@ def test_unreadable_images_are_named_at_the_end_and_the_others_predicted(run, pl
     answer = json.loads(call("predict", run, *asked, "--json", status=2).stdout)
     assert [item["path"] for item in answer["predictions"]] == [str(good)]
     assert [item["path"] for item in answer["unreadable"]] == ["gone.png", asked[3], asked[0]]
+
+
+def test_bad_input_is_one_clear_line(refuse_in_one_line):
+    assert "nowhere is neither a finished run" in refuse_in_one_line("predict", "nowhere", "a.png")

@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import auc, precision_recall_curve
 
 from maxsep.detect import auroc, average_precision, fpr_at_tpr, ood_metrics, threshold_at_tpr
 
@@ -91,3 +93,33 @@ def test_thresholds_of_odd_sets():
         threshold_at_tpr(torch.zeros(0))
     with pytest.raises(ValueError, match=r"tpr must be a number in \(0, 1\], got 95"):
         threshold_at_tpr(torch.zeros(3), 95)
+
+
+_STEPS = torch.arange(40, dtype=torch.float64)
+MADE = {
+    "overlapping": (_STEPS * 7 % 23 / 4 + 1.5, _STEPS[:30] * 11 % 29 / 4 - 1),
+    "ties": (_STEPS * 3 % 5, _STEPS[:25] * 2 % 4 - 1),
+    "constant": (torch.zeros(6), torch.zeros(4)),
+}
+PYTORCH_OOD = {
+    "overlapping": {"AUROC": 0.741667, "AUPR-IN": 0.789793, "AUPR-OUT": 0.747719, "FPR95TPR": 0.775},
+    "ties": {"AUROC": 0.856, "AUPR-IN": 0.922378, "AUPR-OUT": 0.814913, "FPR95TPR": 0.4},
+    "constant": {"AUROC": 0.5, "AUPR-IN": 0.8, "AUPR-OUT": 0.7, "FPR95TPR": 1.0},
+}
+"""What `OODMetrics` of pytorch-ood (commit d047673) answers for the made scores, negated, as outlier scores."""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_numbers_of_pytorch_ood(name):
+    """Its FPR95 is ours by the name of that convention; its AUPR joins the points of the curve by straight lines."""
+    known, others = MADE[name]
+    theirs, ours = PYTORCH_OOD[name], ood_metrics(known, others, positive="ood")
+    assert ours["auroc"] == pytest.approx(theirs["AUROC"], abs=1e-6)
+    assert ours["fpr95_at_least"] == pytest.approx(theirs["FPR95TPR"], abs=1e-6)
+    is_known = np.arange(len(known) + len(others)) < len(known)
+    values = torch.cat([known, others]).numpy()
+    for wanted, scores, key in ((is_known, values, "AUPR-IN"), (~is_known, -values, "AUPR-OUT")):
+        precision, recall, _ = precision_recall_curve(wanted, scores)
+        assert auc(recall, precision) == pytest.approx(theirs[key], abs=1e-6)
+        positive = "id" if key == "AUPR-IN" else "ood"
+        assert ood_metrics(known, others, positive=positive)["aupr"] <= theirs[key]

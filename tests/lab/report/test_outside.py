@@ -105,7 +105,7 @@ def test_open_sets_over_splits(settings):
     table, splits = openset_section(settings).tables
     groups = [row.group for row in table.rows if row.group]
     assert groups == [
-        *("SVHN · split 0, 1 of 0 to 4", "CIFAR10 · all five splits"),
+        *("SVHN · splits 0, 1 of five", "CIFAR10 · all five splits"),
         *("CIFAR+10 · all five splits", "CIFAR+50 · all five splits"),
     ]
     first = {row.cells[0].text: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows[5:10]}

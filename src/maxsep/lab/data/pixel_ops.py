@@ -72,7 +72,8 @@ def _between(edges: Tensor, size: int) -> Tensor:
     """Which places of a line of pixels lie between two edges: bool (B, size)."""
     place = torch.arange(size, device=edges.device)
     first, end = edges.unsqueeze(2)
-    return (place >= first) & (place < end)
+    inside: Tensor = (place >= first) & (place < end)
+    return inside
 
 
 def _grey(pixels: Tensor) -> Tensor:

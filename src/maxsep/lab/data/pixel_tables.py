@@ -121,7 +121,8 @@ def _mixtures(factor: float) -> Tensor:
     """Blend every value with every degenerate one: start + factor * (value - start), cut to bytes: uint8 (256, 256)."""
     value = torch.arange(256, dtype=torch.float32)
     start = value[:, None]
-    return (start + torch.tensor(factor, dtype=torch.float32) * (value - start)).clamp(0, 255).to(torch.uint8)
+    mixed: Tensor = start + torch.tensor(factor, dtype=torch.float32) * (value - start)
+    return mixed.clamp(0, 255).to(torch.uint8)
 
 
 def _stretches() -> tuple[Tensor, Tensor]:

@@ -181,8 +181,10 @@ def _table(lines: Sequence[_Line]) -> Table:
 def _group(line: _Line) -> str:
     splits = sorted(line.benchmark.splits)
     spec = line.benchmark.spec
-    epochs = "" if spec.epochs == _EPOCHS else f" · {spec.epochs} epochs"
-    told = "all five splits" if len(splits) == SPLITS else f"split {', '.join(map(str, splits))} of 0 to 4"
+    epochs = "" if spec.epochs == _EPOCHS else f" · {spec.epochs} epoch{'' if spec.epochs == 1 else 's'}"
+    numbers = ", ".join(map(str, splits))
+    some = f"only split {numbers} of five" if len(splits) == 1 else f"splits {numbers} of five"
+    told = "all five splits" if len(splits) == SPLITS else some
     return f"{_label(line)} · {told}{epochs}"
 
 

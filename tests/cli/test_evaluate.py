@@ -1,0 +1,75 @@
+"""A run's numbers again, and what it makes of outliers."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of black and white pictures, which are no digits."""
+    folder = tmp_path_factory.mktemp("my pictures")
+    for number in range(6):
+        Image.new("RGB", (20, 16), (255 * (number % 2),) * 3).save(folder / f"{number}.png")
+    return folder
+
+
+def test_train_writes_a_run_and_evaluate_reads_it(call, run):
+    assert 0.5 < run["metrics"]["top1"] <= 1
+    told = call("evaluate", run["run"])
+    assert "top-1" in told
+    assert "calibration error" in told
+    again = json.loads(call("evaluate", run["run"], "--json"))
+    assert again["top1"] == pytest.approx(run["metrics"]["top1"], abs=1e-9)
+
+
+def test_a_record_without_weights_tells_its_stored_numbers(invoke, run, tmp_path):
+    for name in ("spec.json", "metrics.jsonl", "result.json"):
+        shutil.copy(Path(run["run"]) / name, tmp_path)
+    found = invoke("evaluate", tmp_path)
+    assert found.exit_code == 0
+    assert f"{tmp_path} was kept without its weights" in found.stderr
+    assert f"top-1 {run['metrics']['top1']:.2%}" in found.stdout
+    found = invoke("evaluate", tmp_path, "--json")
+    assert json.loads(found.stdout)["top1"] == run["metrics"]["top1"]
+
+
+def test_evaluate_tells_outliers_in_a_table_and_a_histogram(call, run, pictures, tmp_path):
+    told = call("evaluate", run["run"], "--ood", pictures, "--out", tmp_path / "new", "--device", "cpu")
+    assert f"outliers: {pictures}" in told
+    assert re.search(r"energy, centred +\d+\.\d\d% +\d+\.\d\d% +\d+\.\d\d%", told)
+    assert "mean gap of the negative energy" in told
+    (svg,) = (tmp_path / "new").iterdir()
+    assert str(svg) in told
+    assert "mean gap" in svg.read_text()
+
+
+def test_outliers_as_json(call, run, pictures):
+    told = json.loads(call("evaluate", run["run"], "--ood", pictures, "--ood", f"folder:{pictures}", "--json"))
+    (found,) = told["detection"]["sets"].values()
+    assert found["count"] == 6
+    assert 0 <= found["scores"]["energy"]["full"]["auroc"] <= 1
+    assert [Path(path).is_file() for path in told["histograms"]] == [True]
+    assert 0 <= told["top1"] <= 1
+    assert not (Path(run["run"]) / "detection.json").exists(), "a question is not part of the record"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ood", "nowhere"], "nowhere is not a folder"),
+        (["--ood", "unknown"], "'digits' is no split such as osr_cifar10_0"),
+        (["--ood", "svhn"], "svhn needs a data folder"),
+        (["--device", "tpu"], "unknown device 'tpu'. Known: auto, cpu, cuda"),
+    ],
+)
+def test_outliers_that_are_not_there(run, refuse, arguments, message):
+    assert message in refuse("evaluate", run["run"], *arguments)
+
+
+def test_bad_input_is_one_clear_line(refuse_in_one_line):
+    assert "nowhere" in refuse_in_one_line("evaluate", "nowhere")

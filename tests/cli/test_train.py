@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+
+def test_a_run_that_diverges_leaves_its_reason(call, invoke, tmp_path):
+    found = invoke("train", "--learning-rate", 1e30, "--runs", tmp_path / "runs", "--json")
+    assert isinstance(found.exception, ArithmeticError)
+    call("report", tmp_path / "runs", "--out", tmp_path)
+    (problem,) = json.loads((tmp_path / "report.json").read_text())["problems"]
+    assert problem["kind"] == "failed"
+    assert problem["reason"].startswith("NonFiniteError: ")
+
+
+def test_downloads_are_asked_for(call, run, tmp_path, monkeypatch):
+    asked = []
+
+    def train(spec, **settings):
+        asked.append(settings.get("download"))
+        return run["run"]
+
+    monkeypatch.setattr("maxsep.lab.engine.train", train)
+    call("train", "--runs", tmp_path)
+    call("train", "--runs", tmp_path, "--download")
+    assert asked == [None, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--head", "nope"], "unknown head 'nope'. Known: "),
+        (["--dataset", "nope"], "nope"),
+        (["--imbalance", 2], "imbalance must be a number in (0, 1]"),
+        (["--radius", 0], "radius must be a positive finite number, got 0.0"),
+        (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
+    ],
+)
+def test_bad_input_is_one_clear_line(refuse_in_one_line, arguments, told):
+    assert told in refuse_in_one_line("train", *arguments)
