@@ -9,9 +9,13 @@ import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from maxsep.detect import Mahalanobis
 from maxsep.lab.data import load, load_outliers
 from maxsep.lab.detection import FILE, Wish, covers, detect, ensure_detection, read_detection, runs
+from maxsep.lab.detection.distances import Distances
 from maxsep.lab.engine import load_model, train
+from maxsep.lab.engine.evaluation import predict
+from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.spec import RunSpec
 
@@ -86,6 +90,25 @@ def test_the_step_is_chosen_on_outsiders_and_all_steps_are_told(noise, record):
     scores = record["sets"][noise]["scores"]
     assert sweep[f"{told['chosen']:g}"]["auroc"] == scores["mahalanobis"]["full"]["auroc"]
     assert sweep["0"]["fpr95"] == scores["mahalanobis_no_step"]["full"]["fpr95"]
+
+
+def test_all_steps_share_one_gradient_and_no_step_costs_no_pass(folder, monkeypatch):
+    network, _ = load_model(folder)
+    told = json.loads((folder / "result.json").read_text())["preprocessing"]
+    pipeline = Pipeline(network, torch.tensor(told["mean"]), torch.tensor(told["std"])).eval().requires_grad_(False)
+    data, rows = load("digits"), []
+    features = network.features
+    monkeypatch.setattr(network, "features", lambda x: rows.append((len(x), torch.is_grad_enabled())) or features(x))
+    found = Distances(pipeline, torch.tensor(told["std"]), Mahalanobis(), (0.0, 0.01, 0.001))
+    found.detector.fit(predict(pipeline, data.train).features, data.train.labels)
+    known = predict(pipeline, data.test.subset(torch.arange(50))).features
+    rows.clear()
+    scores = found.scores(data.test.images[:50], known)
+    assert sorted(rows) == [(50, False), (50, False), (50, True)]
+    assert torch.equal(scores[0.0], found.detector.score(known))
+    sweep = found.detector.sweep(features, pipeline.normalise(data.test.images[:50]), (0.0, 0.01, 0.001), found.std)
+    for step, values in sweep.items():
+        torch.testing.assert_close(scores[step], values, rtol=1e-5, atol=1e-5)
 
 
 def test_it_is_made_once_and_sets_are_added(folder, noise, tmp_path):

@@ -35,13 +35,13 @@ def operate(images: Tensor, chosen: Tensor, tables: Tables) -> Tensor:
     kinds = tables.kinds.index_select(0, chosen)
     colour, contrast, blended, autocontrast, equalise = (kind.view(-1, 1, 1) for kind in kinds.unbind(1))
 
+    value = tables.value
     counts = torch.zeros(batch, channels, 256, dtype=torch.int64, device=images.device)
-    counts.scatter_add_(2, pixels, torch.ones_like(pixels))
+    counts.scatter_add_(2, pixels, value[1].expand_as(pixels))  # a one for every pixel
     low, high = pixels.amin(2, keepdim=True), pixels.amax(2, keepdim=True)
-    value = torch.arange(256, device=images.device)
     new = tables.values.index_select(0, chosen).unsqueeze(1).expand(-1, channels, -1)
     new = torch.where(autocontrast, _stretch(value, low, high, tables), new)
-    new = torch.where(equalise, _equalise(value, counts, high), new)
+    new = torch.where(equalise, _equalise(value, counts, high, pixels.shape[2]), new)
 
     grey = _grey(pixels)
     degenerate = torch.where(contrast, _mean(grey), _smooth(moved.view_as(images)).flatten(2))
@@ -88,16 +88,15 @@ def _grey(pixels: Tensor) -> Tensor:
 def _mean(grey: Tensor) -> Tensor:
     """The mean brightness, rounded, (B, 1, 1)."""
     count = grey.shape[2]
-    return (2 * grey.sum(2, keepdim=True) + count) // (2 * count)
+    return (grey.sum(2, keepdim=True) + count // 2) // count
 
 
 def _smooth(images: Tensor) -> Tensor:
     """Average 3 x 3 pixels, the middle one five times; the border stays."""
-    values = images.float()
+    values = images + 0.5  # so that cutting off the fraction rounds
     inner = values[:, :, 1:-1, 1:-1]
-    total = torch.add(F.avg_pool2d(values, 3, stride=1, divisor_override=1), inner, alpha=4)
-    # whole numbers below 2^12 in float32: all exact up to the quotient, which is never nearer than 1/26 to the next
-    inner.copy_((total + 6.5) / 13)
+    # the sum of nine and four times the middle one, all over 13; it is never nearer than 1/26 to the next whole number
+    inner.copy_(torch.add(F.avg_pool2d(values, 3, stride=1, divisor_override=13), inner, alpha=4 / 13))
     return values.long()
 
 
@@ -107,9 +106,9 @@ def _stretch(value: Tensor, low: Tensor, high: Tensor, tables: Tables) -> Tensor
     return (value * tables.scale.take(ends) + tables.offset.take(ends)).clamp(0, 255).to(torch.uint8)
 
 
-def _equalise(value: Tensor, counts: Tensor, high: Tensor) -> Tensor:
+def _equalise(value: Tensor, counts: Tensor, high: Tensor, pixels: int) -> Tensor:
     """Make all values about equally frequent."""
-    step = (counts.sum(2, keepdim=True) - counts.gather(2, high)) // 255
+    step = (pixels - counts.gather(2, high)) // 255
     below = counts.cumsum(2) - counts
     flat = ((step // 2 + below) // step.clamp_min(1)).clamp_max(255)
     return torch.where(step > 0, flat, value).to(torch.uint8)

@@ -44,6 +44,8 @@ class Tables(NamedTuple):
     """float64 (256 * 256,): for the lowest and the highest value, what stretches them to 0 and 255."""
     offset: Tensor
     """float64 (256 * 256,): likewise what is added."""
+    value: Tensor
+    """int64 (256,): 0 to 255."""
     kinds: Tensor
     """bool (V, 5): is it colour, contrast, any blend that depends on the image, autocontrast, equalise?"""
 
@@ -67,9 +69,8 @@ def tabulate(
     starts = torch.tensor([place[amount] if name in BLENDS else 0 for name, amount in operations])
     values = torch.stack([_values(name, amount) for name, amount in operations])
     scale, offset = _stretches()
-    everything = source, outside, values, mixtures.flatten(), starts, scale, offset, kinds
-    source, outside, values, mixtures, starts, scale, offset, kinds = (table.to(device) for table in everything)
-    return Tables(source, outside, fill, values, mixtures, starts, scale, offset, kinds)
+    everything = values, mixtures.flatten(), starts, scale, offset, torch.arange(256), kinds
+    return Tables(source.to(device), outside.to(device), fill, *(table.to(device) for table in everything))
 
 
 def _positions(operations: tuple[Operation, ...], height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,8 @@ def _mixtures(factor: float) -> Tensor:
     value = torch.arange(256, dtype=torch.float32)
     start = value[:, None]
     mixed: Tensor = start + torch.tensor(factor, dtype=torch.float32) * (value - start)
-    return mixed.clamp(0, 255).to(torch.uint8)
+    cut: Tensor = mixed.clamp(0, 255)
+    return cut.to(torch.uint8)
 
 
 def _stretches() -> tuple[Tensor, Tensor]:

@@ -196,7 +196,7 @@ class _Judge:
         """Score images: by name, at every input step, and the logits."""
         outputs = predict(self.pipeline, images)
         found = logit_scores(outputs.logits)
-        steps = {} if self.distances is None else self.distances.scores(images.images)
+        steps = {} if self.distances is None else self.distances.scores(images.images, outputs.features)
         if self.distances is not None:
             found |= self.distances.named(steps)
         if self.wish.odin:
