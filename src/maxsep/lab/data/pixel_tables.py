@@ -100,7 +100,7 @@ def _inverse_map(name: str, amount: float, height: int, width: int) -> tuple[flo
 
 def _values(name: str, amount: float) -> Tensor:
     """The new value of each of the 256, for the operations that look at nothing else."""
-    value = torch.arange(256)
+    value = new = torch.arange(256)
     if name == "posterise":
         step = 2 ** min(8, max(0, 8 - int(amount)))
         new = value // step * step
@@ -113,8 +113,6 @@ def _values(name: str, amount: float) -> Tensor:
         new = 255 - value
     elif name == "brightness":
         new = _mixtures(amount)[0]
-    else:
-        new = value
     return new.to(torch.uint8)
 
 
@@ -123,8 +121,7 @@ def _mixtures(factor: float) -> Tensor:
     value = torch.arange(256, dtype=torch.float32)
     start = value[:, None]
     mixed: Tensor = start + torch.tensor(factor, dtype=torch.float32) * (value - start)
-    cut: Tensor = mixed.clamp(0, 255)
-    return cut.to(torch.uint8)
+    return mixed.clamp(0, 255).to(torch.uint8)
 
 
 def _stretches() -> tuple[Tensor, Tensor]:
