@@ -197,3 +197,14 @@ def test_it_fits_a_screen_and_a_phone(page):
             wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
             assert tab.evaluate(f"{wide}.map(e => e.ariaLabel)") == []
         browser.close()
+
+
+def test_settings_of_one_name_are_told_apart(settings, page):
+    labels = [setting.label for setting in settings]
+    assert len(set(labels)) == len(labels)
+    assert "CIFAR-100, WideResNet-40-2, balanced, optimiser adamw" in labels
+    text = page.read_text()
+    assert "CIFAR+ (5 splits), CIFAR10 (5 splits), SVHN (2 splits)" in text
+    speeds = text[text.index('<section id="runtime">') :]
+    assert "SVHN split 0, VGG32" in speeds
+    assert "SVHN split 1, VGG32" not in speeds

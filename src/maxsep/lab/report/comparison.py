@@ -33,7 +33,7 @@ _NETWORKS = {
 }
 _QUIET = (
     *("dataset", "network", "imbalance", "validation", "normalisation"),
-    *("schedule", "schedule_options", "evaluate_every"),
+    *("schedule", "schedule_options", "evaluate_every", "features_at"),
 )
 """Fields a label says in its own words, or that follow from the others in every protocol."""
 _OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
@@ -101,6 +101,8 @@ class Setting:
     entries: dict[Method, Entry] = field(default_factory=dict)
     chosen: dict[str, float] = field(default_factory=dict)
     """The radius that held-out data of this very setting chose for each head, if they did."""
+    distinction: str = ""
+    """In which other fields it differs from settings of the same dataset, network and balance, if there are any."""
 
     @property
     def focus(self) -> float | None:
@@ -120,7 +122,7 @@ class Setting:
     @property
     def label(self) -> str:
         """Everything in one line."""
-        return f"{self.title}, {self.balance}"
+        return ", ".join(filter(None, (self.title, self.balance, self.distinction)))
 
     def plain(self, method: Method) -> Entry | None:
         """The plain head to compare a method with: trained with the same loss, or else with cross-entropy.
@@ -160,6 +162,10 @@ def settings_of(records: Iterable[Record]) -> list[Setting]:
         entry.records[record.spec.seed] = record
     for setting in groups.values():
         setting.entries = dict(sorted(setting.entries.items(), key=lambda pair: pair[0].order))
+    for label in {setting.label for setting in groups.values()}:
+        namesakes = [setting for setting in groups.values() if setting.label == label]
+        for setting, told in zip(namesakes, distinctions(namesakes).values(), strict=True):
+            setting.distinction = told
     return sorted(groups.values(), key=_setting_order)
 
 

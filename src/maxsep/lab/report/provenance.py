@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maxsep.lab import recipes
+from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.durations import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method, dataset_label, network_label
@@ -73,7 +74,7 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     found = [
         ("runs finished", str(len(records))),
         ("runs without a result", str(sum(problem.is_run for problem in collection.problems))),
-        ("datasets", _list(dataset_label(record.spec.dataset) for record in records)),
+        ("datasets", _datasets(records)),
         ("networks", _list(network_label(record.spec.network) for record in records)),
         ("heads", _list(head for head in HEADS if head in {record.spec.head for record in records})),
         ("seeds", ", ".join(map(str, seeds)) if len(seeds) < 8 else f"{len(seeds)}"),
@@ -82,6 +83,19 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     if images:
         found.append(("training images seen", f"{images / 1e6:.1f} million"))
     return tuple(found)
+
+
+def _datasets(records: Sequence[Record]) -> str:
+    """Name the datasets, and of open-set benchmarks how many splits."""
+    splits: dict[str, set[int]] = {}
+    names = []
+    for dataset in (record.spec.dataset for record in records):
+        if (split := parse_open_set(dataset)) is None:
+            names.append(dataset_label(dataset))
+        else:
+            splits.setdefault(split.benchmark.upper(), set()).add(split.split)
+    names += [f"{name} ({len(n)} split{'' if len(n) == 1 else 's'})" for name, n in sorted(splits.items())]
+    return _list(names)
 
 
 def environment(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
