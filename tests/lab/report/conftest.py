@@ -107,6 +107,9 @@ def make_detection(folder: Path, spec: RunSpec, sets: dict[str, str]) -> None:
         measured = measure_scores(known, outside, correct, draw=200, repeats=0 if "osr" in spec.dataset else 3)
         shapes = {key: histogram(known[key], outside[key]) for key in ("energy", "energy_centred")}
         record["sets"][name] = {"origin": origin, "count": 400, "scores": measured, "histograms": shapes}
+        if "mahalanobis" in measured:
+            rows = {"0": "mahalanobis_no_step", "0.002": "mahalanobis"}
+            record["sets"][name]["sweep"] = {step: measured[score]["full"] for step, score in rows.items()}
     record["mahalanobis"] = {"chosen": 0.002, "magnitudes": [0.0, 0.002]}
     (folder / "detection.json").write_text(json.dumps(record))
 

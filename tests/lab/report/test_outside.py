@@ -66,11 +66,36 @@ def test_outliers_stand_beside_the_paper_and_the_controls(settings):
 def test_other_conventions_and_all_images_are_folded_away(settings):
     section = outliers_section(settings)
     folded = [table for table in section.tables if table.folded]
-    assert len(folded) == len(section.tables) / 2 == 6
+    kinds = [table.id.rsplit("-", 1)[0] for table in section.tables]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"outliers": 6, "outliers-full": 6, "outliers-steps": 2}
+    assert len(folded) == 8
     assert {"FPR95, recall at least 95 %", "AUPR, outliers positive", "FPR95, outliers positive"} <= set(
         folded[0].columns
     )
     assert rows(folded[0], "max logit")
+
+
+def test_every_input_step_is_told_and_the_chosen_one_marked(settings):
+    table = next(table for table in outliers_section(settings).tables if table.id == "outliers-steps-1")
+    assert table.columns == ("head", "no step", "step 0.002")
+    assert [row.group for row in table.rows if row.group] == [
+        *("SVHN test, re-cropped", "MiniPlaces validation", "CIFAR-10 test")
+    ]
+    assert [[cell.tone for cell in row.cells[1:]] for row in table.rows] == [["", "strong"]] * 12
+    assert all(0 < cell.value < 100 for row in table.rows for cell in row.cells[1:])
+
+
+def test_a_detector_without_steps_needs_no_table_of_them(outside, tmp_path):
+    folder = next(outside.glob("cifar100-wrn40_2-plain-s1-*"))
+    shutil.copytree(folder, tmp_path / folder.name)
+    path = tmp_path / folder.name / "detection.json"
+    record = json.loads(path.read_text())
+    for told in record["sets"].values():
+        del told["sweep"]
+    path.write_text(json.dumps(record))
+    section = outliers_section(settings_of(collect(tmp_path).records))
+    assert section.tables
+    assert not [table.id for table in section.tables if "steps" in table.id]
 
 
 def test_data_are_named_as_what_they_are(settings):
@@ -153,6 +178,12 @@ def test_open_sets_are_in_no_table_of_accuracies(page):
         ("detection", "{", "detection.json is not valid JSON"),
         ("detection", '{"in_distribution": {"top1": 7}}', "top1 must be a fraction in [0, 1], got 7"),
         ("detection", '{"in_distribution": {"top1": 1}, "sets": {"a": {}}}', "there is no field 'origin'"),
+        (
+            "detection",
+            '{"in_distribution": {"top1": 1}, "sets": {"a": {"origin": "", "count": 1, "scores": {}, "histograms": {},'
+            ' "sweep": {"0": {"auroc": 2}}}}}',
+            "auroc at step 0 must be a fraction in [0, 1], got 2",
+        ),
         ("features", '{"epochs": {"1": {"known": [], "labels": [], "unknown": []}}}', "epoch 1 lacks points or labels"),
     ],
 )
@@ -171,7 +202,7 @@ def test_a_damaged_file_is_told_and_the_run_stays(tmp_path, run_folder, name, co
 def test_other_lengths_and_parts_of_the_data_are_told(tmp_path, run_folder, write_detection):
     (spec, *_) = recipes.get("ood").specs(1, epochs=5, max_train=500)
     write_detection(run_folder(tmp_path, spec), spec, {"svhn": "SVHN test"})
-    (table, _) = outliers_section(settings_of(collect(tmp_path).records)).tables
+    (table, *_) = outliers_section(settings_of(collect(tmp_path).records)).tables
     assert [note.split(":")[0] for note in table.notes] == [
         "The protocol trains 100 epochs, these runs 5",
         "These runs read a part of the data only",

@@ -19,6 +19,9 @@ def check_detection(record: dict[str, Any]) -> None:
                 _fraction(told["full"][measure], f"{measure} of {score}")
             for measure in _MEASURES if "draws" in told else ():
                 _fraction(told["draws"][measure]["mean"], f"{measure} of {score} in draws")
+        for step, told in found.get("sweep", {}).items():
+            float(step)
+            _fraction(told["auroc"], f"auroc at step {step}")
         for shape in found["histograms"].values():
             _numbers([*shape["edges"], *shape["known"], *shape["outside"], shape["gap"]])
             if not len(shape["edges"]) - 1 == len(shape["known"]) == len(shape["outside"]):

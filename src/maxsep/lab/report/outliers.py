@@ -13,6 +13,7 @@ from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, distinctions
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.outliers_figures import energy_figure
+from maxsep.lab.report.outliers_steps import chosen_steps, steps_table
 from maxsep.lab.report.statistics import Comparison, adjust, compare, summarise
 from maxsep.lab.report.svg import Figure
 from maxsep.lab.report.tables import Cell, Row, Table, gain, rounded, signed
@@ -79,7 +80,9 @@ def outliers_section(settings: Sequence[Setting]) -> Section | None:
     labels = distinctions(shown)
     tables: list[Table] = []
     folded: list[Table] = []
+    steps: list[Table] = []
     figures: list[Figure] = []
+    after: list[str] = []
     for setting in shown:
         for name in outlier_sets(setting):
             number = len(tables) + 1
@@ -88,8 +91,12 @@ def outliers_section(settings: Sequence[Setting]) -> Section | None:
             folded.append(_full_table(f"outliers-full-{number}", f"All images: {title}", setting, name))
             if shapes := _shapes(_drawn(setting), name):
                 figures.append(energy_figure(f"energy-{number}", title, shapes))
-    after = tuple(sentence for setting in shown for sentence in _steps(setting, labels[setting.spec]))
-    return Section("outliers", "Images from outside", _TEXT, (*tables, *folded), tuple(figures), after)
+        where = setting.title + _suffix(labels[setting.spec])
+        after += chosen_steps(setting, where)
+        sets = {name: _origin(setting, name) for name in outlier_sets(setting)}
+        if (table := steps_table(f"outliers-steps-{len(steps) + 1}", where, setting, sets)) is not None:
+            steps.append(table)
+    return Section("outliers", "Images from outside", _TEXT, (*tables, *folded, *steps), tuple(figures), tuple(after))
 
 
 _TEXT = (
@@ -247,20 +254,6 @@ def _full_table(id: str, title: str, setting: Setting, outliers: str) -> Table:
         rows.append(Row(tuple(cells), SCORES[line.score] if line.score != last else ""))
         last = line.score
     return Table(id, title, ("head", "radius", *_FULL.values()), tuple(rows), numeric_from=1, folded=True)
-
-
-def _steps(setting: Setting, distinction: str) -> list[str]:
-    """Say which input steps were chosen for the Mahalanobis detector."""
-    words = []
-    for method, entry in setting.entries.items():
-        told = [(r.detection or {}).get("mahalanobis", {}).get("chosen") for r in entry.records.values()]
-        chosen = sorted({value for value in told if isinstance(value, int | float)})
-        words += [f"{method.full_label}: {' or '.join(f'{value:g}' for value in chosen)}"] if chosen else []
-    if not words:
-        return []
-    where = setting.title + _suffix(distinction)
-    return [f"Input step of the Mahalanobis detector, chosen on outsiders made from training images. {where}: "
-            f"{'; '.join(words)}."]  # fmt: skip
 
 
 def _drawn(setting: Setting) -> list[Entry]:
