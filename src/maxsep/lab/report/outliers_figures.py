@@ -43,7 +43,8 @@ def energy_figure(id: str, title: str, shapes: Mapping[str, Mapping[str, Any]]) 
 
 def _gap(shape: Mapping[str, Any]) -> str:
     stds = shape.get("gap_in_stds")
-    return f"{shape['gap']:.2f}" + ("" if stds is None else f" ({stds:.2f} standard deviations)")
+    told = f"{shape['gap']:.2f}" + ("" if stds is None else f" ({stds:.2f} standard deviations)")
+    return told.replace("-", "\N{MINUS SIGN}")
 
 
 def plane_features_figure(id: str, records: Mapping[str, Record]) -> Figure | None:
