@@ -229,7 +229,7 @@ def test_export_gives_plain_operations():
 
 
 def test_messages(monkeypatch):
-    monkeypatch.setattr(triton_scan, "_is_interpreting", lambda: False)
+    monkeypatch.setattr(triton_scan, "is_interpreting", lambda: False)
     with pytest.raises(RuntimeError, match=r"impl='triton' is for CUDA tensors, x is on 'cpu'\. Leave impl out"):
         separate(torch.randn(3, 2), impl="triton")
     monkeypatch.setattr(triton_scan, "IS_INSTALLED", False)
