@@ -17,8 +17,7 @@ from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
 SHARED_MEMORY = 232_448  # what one program may take of a multiprocessor
-launched = collections.defaultdict(list)
-WHAT = ""
+launched = []
 
 
 class H100:
@@ -44,7 +43,7 @@ def compile_only(kernel, grid):
         assert compiled.metadata.shared <= SHARED_MEMORY
         code = compiled.asm["ptx"]
         moved = collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*", code))
-        launched[WHAT].append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code})
+        launched.append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code})
 
     return launch
 
@@ -110,7 +109,10 @@ if __name__ == "__main__":
     driver.set_active(H100())
     JITFunction.__getitem__ = compile_only
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    found = {}
     for part in (scans, losses, streams):
-        for WHAT, call in part():
+        for what, call in part():
             call()
-    print(json.dumps(launched))
+            found[what] = launched.copy()
+            launched.clear()
+    print(json.dumps(found))

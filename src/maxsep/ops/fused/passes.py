@@ -56,7 +56,7 @@ class Stream:
         # a plain weight is used as it lies unless it needs a factor or another precision
         folds = side == "weight" or (side == "plain" and (radius != 1 or weight.dtype != x.dtype))
         items = x.element_size(), weight.element_size()
-        self.sizes = Sizes(self.num_classes, *x.shape, *items, folds, self.steps.PAD)
+        self.sizes = Sizes(self.num_classes, x.shape[0], x.shape[1], *items, folds, self.steps.PAD)
 
     @functools.cached_property
     def joins(self) -> bool:
