@@ -168,13 +168,14 @@ class _CrossEntropy(torch.autograd.Function):
         hit = (1 - smoothing) * (torch.ones_like(total) if weight is None else weight[target])
         ctx.save_for_backward(local, target, s, r, carries[shard.rank] - total, later, hit, weight)
         ctx.shard, ctx.each = shard, smoothing / shard.num_classes
-        values = hit * (total - chosen)
+        values: Tensor = hit * (total - chosen)
         if not smoothing:
             return values
         if weight is None:
             return values + smoothing * total
         sums = torch.stack([weight[other.start : other.stop].sum() for other in shard.others()])
-        return values + ctx.each * (weight.sum() * total - (told[:, 3] + carries * sums[:, None]).sum(0))
+        weighted = weight.sum() * total - (told[:, 3] + carries * sums[:, None]).sum(0)
+        return values + weighted * (smoothing / shard.num_classes)
 
     @staticmethod
     @once_differentiable
