@@ -46,7 +46,7 @@ def compared(head, x, target, **given):
 
 
 @pytest.mark.parametrize("chosen", [{}, ALL], ids=["plain", "all"])
-@pytest.mark.parametrize("num_classes", [2, 300, 5_000])
+@pytest.mark.parametrize("num_classes", [2, 5_000])
 @pytest.mark.parametrize(("batch", "width"), [(33, 24), (256, 64), (8, 64)])
 @pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
 def test_gradients(way, chosen, num_classes, batch, width, dtype, slack):
