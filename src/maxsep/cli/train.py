@@ -16,7 +16,9 @@ _DEFAULT = RunSpec()
 
 
 def command(
-    dataset: Annotated[str, typer.Option(help="digits, cifar10, cifar100, svhn or folder:PATH.")] = _DEFAULT.dataset,
+    dataset: Annotated[
+        str, typer.Option(help="digits, cifar10, cifar100, svhn, or folder:PATH?size=64 with a folder a class.")
+    ] = _DEFAULT.dataset,
     imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
     network: Annotated[
         str, typer.Option(help="mlp, convnet, resnet34, resnet32, torchvision/NAME, timm/NAME.")
@@ -62,16 +64,21 @@ def command(
         learning_rate=learning_rate, weight_decay=weight_decay, schedule=schedule, validation=validation,
         calibration=calibration, seed=seed, precision=precision(device),
     )  # fmt: skip
-    how = execution(device, fast)
+    how = execution(device, fast, [network])
     more = {"download": True} if download else {}
+    there = grid.is_finished(Path(runs) / spec.name)
     folder = grid.attempt(train_run, spec, data_root=data, runs=runs, execution=how, progress=not as_json, **more)
     result = load_run(folder)
     metrics, unknown = result.metrics, result.unknown
     if as_json:
         typer.echo(json.dumps({"run": str(folder), "metrics": metrics, "unknown": unknown}))
     else:
+        if there:
+            typer.echo("this run was finished before; nothing was trained")
         where = "held-out data" if validation else "the test set"
-        typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}): {folder}")
+        _, height, width = result.preprocessing["shape"]
+        size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
+        typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {folder}")
         if unknown is not None:
             score = unknown["score"]
             limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
