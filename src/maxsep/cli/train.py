@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, precision
 from maxsep.lab.spec import RunSpec
+
+if TYPE_CHECKING:
+    from maxsep.lab.engine import RunResult
 
 EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
 _DEFAULT = RunSpec()
@@ -68,18 +71,22 @@ def command(
     more = {"download": True} if download else {}
     there = grid.is_finished(Path(runs) / spec.name)
     folder = grid.attempt(train_run, spec, data_root=data, runs=runs, execution=how, progress=not as_json, **more)
-    result = load_run(folder)
-    metrics, unknown = result.metrics, result.unknown
+    _tell(load_run(folder), there, as_json)
+
+
+def _tell(run: RunResult, there: bool, as_json: bool) -> None:
+    """Print how good the run is, on what, and where it lies."""
+    metrics, unknown = run.metrics, run.unknown
     if as_json:
-        typer.echo(json.dumps({"run": str(folder), "metrics": metrics, "unknown": unknown}))
-    else:
-        if there:
-            typer.echo("this run was finished before; nothing was trained")
-        where = "held-out data" if validation else "the test set"
-        _, height, width = result.preprocessing["shape"]
-        size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
-        typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {folder}")
-        if unknown is not None:
-            score = unknown["score"]
-            limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
-            typer.echo(f"unknown: {score} below {limit}")
+        typer.echo(json.dumps({"run": str(run.folder), "metrics": metrics, "unknown": unknown}))
+        return
+    if there:
+        typer.echo("this run was finished before; nothing was trained")
+    where = "held-out data" if run.spec.validation else "the test set"
+    _, height, width = run.preprocessing["shape"]
+    size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
+    typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {run.folder}")
+    if unknown is not None:
+        score = unknown["score"]
+        limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
+        typer.echo(f"unknown: {score} below {limit}")
