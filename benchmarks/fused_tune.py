@@ -9,11 +9,13 @@ The second line measures the whole with what the first one found; to keep it, ch
 
 from __future__ import annotations
 
-import json
+import argparse
+import functools
 from pathlib import Path
 
 import torch
 from fused_gpu import BATCH, OURS, WIDTH, captured, measure, timed, use
+from record import Record, say
 
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops.fused import triton_form
@@ -24,21 +26,15 @@ BACKWARD = ("128,256,64,1,8,3", "128,128,64,1,8,3", "128,256,64,0,8,3", "128,128
 CHUNKS = (128, 64, 32)
 
 
-class Arguments:
-    """What `measure` asks for."""
-
-    repeats = 5
-
-
 def told(name, step, num_classes, products=1):
     """Print and return the device time of a step that makes so many products of (BATCH, WIDTH) and classes."""
     try:
         milliseconds = timed(captured(step).replay, 10)["ms"]
     except Exception as problem:  # a tile that does not fit is a finding, not an end
-        print(f"{name:<40} failed: {type(problem).__name__} {str(problem)[:100]}", flush=True)
+        say(f"{name:<40} failed: {type(problem).__name__} {str(problem)[:100]}")
         return None
     rate = products * 2 * BATCH * WIDTH * num_classes / milliseconds / 1e9
-    print(f"{name:<40} {milliseconds * 1e3:8.0f} us  {rate:5.0f} TFLOP/s", flush=True)
+    say(f"{name:<40} {milliseconds * 1e3:8.0f} us  {rate:5.0f} TFLOP/s")
     return milliseconds
 
 
@@ -81,24 +77,31 @@ def parts(num_classes):
     return found
 
 
+def whole(megabytes):
+    """Time the whole loss at a million classes with chunks of some size."""
+    use(chunk_mb=megabytes)
+    found = measure(OURS, fused_cross_entropy, 1_000_000, 5)
+    say(f"chunks of {megabytes} MB: {found['ms']:.2f} ms, {found['in_a_cuda_graph']['ms']:.2f} in a graph")
+    return found
+
+
 def main():
-    found = {num_classes: parts(num_classes) for num_classes in (14_336, 2_048)}
-
-    def best(kind):
-        times = {name.split()[1]: ms for name, ms in found[14_336].items() if name.startswith(kind + " 128") and ms}
-        return min(times, key=times.get)
-
-    use(forward_tile=best("forward"), backward_tile=best("backward"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("fused_tune.json"))
+    record = Record(parser.parse_args().out, batch=BATCH, width=WIDTH)
+    for num_classes in (14_336, 2_048):
+        record.run("parts", num_classes, functools.partial(parts, num_classes))
+    found = record.results["parts"][14_336]
+    best = {}
+    for kind in ("forward", "backward"):
+        times = {name.split()[1]: ms for name, ms in found.items() if name.startswith(kind + " 128") and ms}
+        best[kind] = min(times, key=times.get)
+    use(forward_tile=best["forward"], backward_tile=best["backward"])
     for megabytes in CHUNKS:
-        use(chunk_mb=megabytes)
-        row = found[f"chunks of {megabytes} MB"] = measure(OURS, fused_cross_entropy, 1_000_000, Arguments)
-        print(
-            f"chunks of {megabytes} MB: {row['ms']:.2f} ms, {row['in_a_cuda_graph']['ms']:.2f} in a graph", flush=True
-        )
-        torch.cuda.empty_cache()
-    print(f"--forward-tile {best('forward')} --backward-tile {best('backward')}")
-    Path("fused_tune.json").write_text(json.dumps(found, indent=1) + "\n")
+        record.run("chunks", megabytes, functools.partial(whole, megabytes))
+    say(f"--forward-tile {best['forward']} --backward-tile {best['backward']}")
+    return record.end()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,10 +1,9 @@
 """The package as a whole: its public names, its layers, its size, and what importing it costs."""
 
 import ast
-import statistics
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -97,11 +96,14 @@ def test_importing_loads_torch_and_nothing_heavier():
 
 
 def test_importing_costs_little_more_than_torch():
+    """In CPU time, the least of several: what else the machine does is no cost of ours."""
+
     def seconds(what):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", what], check=True)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     seconds("import torch, maxsep")  # fills the disk cache and writes the bytecode
-    pairs = [(seconds("import torch"), seconds("import torch, maxsep")) for _ in range(7)]
-    assert statistics.median(ours / torch for torch, ours in pairs) <= 1.1
+    torch, ours = zip(*[(seconds("import torch"), seconds("import torch, maxsep")) for _ in range(5)], strict=True)
+    assert min(ours) <= 1.1 * min(torch)

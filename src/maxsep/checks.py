@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
+
+Reduction = Literal["mean", "sum", "none"]
+IGNORED = -100
+"""The label of a sample that shall not count; torch's own losses use the same number."""
 
 
 def check_num_classes(num_classes: Any) -> int:
@@ -59,13 +65,13 @@ def check_positive(name: str, value: Any) -> float:
     return _check_positive(name, value, "Pass a positive float.", "Pass a positive float.")
 
 
-def check_floating(x: Any, name: str = "x") -> torch.Tensor:
+def check_floating(x: Any, name: str = "x") -> Tensor:
     """Return a real floating-point tensor, or say what is wrong with it.
 
     >>> check_floating(torch.zeros(2, 3)).shape
     torch.Size([2, 3])
     """
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {_told(x)}. Convert it with torch.as_tensor.")
     if not x.is_floating_point():
         raise TypeError(
@@ -74,7 +80,7 @@ def check_floating(x: Any, name: str = "x") -> torch.Tensor:
     return x
 
 
-def check_last_dimension(x: torch.Tensor, expected: int, meaning: str) -> None:
+def check_last_dimension(x: Tensor, expected: int, meaning: str) -> None:
     """Raise unless the last dimension of `x` has `expected` entries.
 
     >>> check_last_dimension(torch.zeros(2, 3), 3, "in_features")
@@ -84,6 +90,102 @@ def check_last_dimension(x: torch.Tensor, expected: int, meaning: str) -> None:
             f"the last dimension of x must be {meaning} = {expected}, got shape {tuple(x.shape)}. "
             "Check the layer before the head, or build the head for this width."
         )
+
+
+def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
+    """Return a finite number for which `is_allowed` holds, or say what is allowed.
+
+    >>> check_number("tau", 1, "a number of at least 0", lambda tau: tau >= 0)
+    1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be {allowed}, got {type(value).__name__} {value!r}. Pass a plain number.")
+    if not (math.isfinite(value) and is_allowed(value)):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}. Choose a value in this range.")
+    return float(value)
+
+
+def check_reduction(reduction: Any) -> Reduction:
+    """Return one of torch's three reductions, or say which there are.
+
+    >>> check_reduction("mean")
+    'mean'
+    """
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}. Choose one.")
+    found: Reduction = reduction
+    return found
+
+
+def check_smoothing(label_smoothing: Any) -> float:
+    """Return the share of the target that is spread over all classes, or say what it may be.
+
+    >>> check_smoothing(0.1)
+    0.1
+    """
+    return check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def check_per_class(name: str, values: Any, num_classes: int, device: torch.device) -> Tensor | None:
+    """Return one number for every class, (C,), or None if None is given, or say what is wrong with them.
+
+    >>> check_per_class("weight", torch.ones(3), 3, torch.device("cpu"))
+    tensor([1., 1., 1.])
+    """
+    if values is None:
+        return None
+    numbers = check_floating(values, name)
+    if numbers.shape != (num_classes,):
+        raise ValueError(
+            f"{name} must be ({num_classes},), one number for every class, got shape {tuple(numbers.shape)}. "
+            "Build it for the head's number of classes."
+        )
+    if numbers.device != device:
+        raise ValueError(f"{name} must be on the device of x, {device}, got {numbers.device}. Move it with .to().")
+    return numbers
+
+
+def check_index_type(target: Any) -> None:
+    """Raise unless target is a tensor of class indices.
+
+    >>> check_index_type(torch.tensor([0, 2]))
+    """
+    if not isinstance(target, Tensor):
+        raise TypeError(
+            f"target must be a tensor of class indices, got {type(target).__name__}. "
+            "Convert it with torch.as_tensor(target)."
+        )
+    if target.dtype != torch.int64:
+        raise TypeError(
+            f"target must hold class indices of dtype torch.int64, got {target.dtype}. Convert indices with "
+            "target.long() and one-hot rows with target.argmax(1); for two labels a sample, mix two losses as "
+            "maxsep.losses.mixup shows."
+        )
+
+
+def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> None:
+    """Raise for a label that is neither a class nor `ignored`, where looking at labels is free.
+
+    >>> check_labels(torch.tensor([0, 2, -100]), 3)
+    """
+    if not _can_look(target):
+        return
+    bad = ((target < 0) | (target >= num_classes)) & (target != ignored)
+    if bad.any():
+        position = int(bad.nonzero()[0])
+        raise ValueError(
+            f"target must hold class indices from 0 to {num_classes - 1}, or {ignored} for a sample to ignore, "
+            f"got {int(target[position])} at position {position}. Check the labels, or build the loss for more classes."
+        )
+
+
+def _can_look(target: Tensor) -> bool:
+    return (
+        target.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(target) is Tensor  # the fake tensors of a tracer have no values
+        and torch._C._functorch.peek_interpreter_stack() is None  # nor may vmap's be asked
+    )
 
 
 def _check_positive(name: str, value: Any, other_type: str, other_value: str) -> float:
@@ -101,6 +203,6 @@ def _check_int(name: str, value: Any, hint: str) -> None:
 
 
 def _told(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r}"

@@ -1,5 +1,7 @@
 """The fused loss where its kernels compile: run these on a GPU (`pytest tests/cuda`)."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,14 @@ from maxsep.losses import fused_cross_entropy
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ALL = {"label_smoothing": 0.1, "weight": True, "adjustment": True, "ignore_index": 3}
+
+
+@pytest.fixture(params=["chunks", "held"])
+def way(request, monkeypatch):
+    """Both ways to the loss: in chunks, and by rows of outputs that are small enough to be held."""
+    if request.param == "chunks":
+        monkeypatch.setattr(sys.modules["maxsep.losses.fused_cross_entropy"], "HELD_BYTES", 0)
+    return request.param
 
 
 def options(chosen, num_classes):
@@ -36,10 +46,10 @@ def compared(head, x, target, **given):
 
 
 @pytest.mark.parametrize("chosen", [{}, ALL], ids=["plain", "all"])
-@pytest.mark.parametrize("num_classes", [2, 300, 5_000])
+@pytest.mark.parametrize("num_classes", [2, 5_000])
 @pytest.mark.parametrize(("batch", "width"), [(33, 24), (256, 64), (8, 64)])
 @pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
-def test_gradients(chosen, num_classes, batch, width, dtype, slack):
+def test_gradients(way, chosen, num_classes, batch, width, dtype, slack):
     torch.manual_seed(0)
     head = MaxSeparationHead(width, num_classes, radius=0.5, device="cuda")
     head.weight.data = head.weight.data.to(dtype).float()  # the reference starts from the rounded weight
@@ -57,7 +67,7 @@ def test_heads_without_the_matrix(build):
     assert max(compared(build().cuda(), x, torch.randint(5_000, (128,), device="cuda"))) < 2e-5
 
 
-def test_autocast_with_weights_in_float32():
+def test_autocast_with_weights_in_float32(way):
     torch.manual_seed(0)
     head = MaxSeparationHead(64, 5_000, device="cuda")
     x = torch.randn(256, 64, device="cuda", requires_grad=True)
@@ -86,7 +96,7 @@ def test_the_promise_of_memory(num_classes):
     assert taken <= 1.05 * needed, taken / needed
 
 
-def test_the_host_never_waits():
+def test_the_host_never_waits(way):
     head = MaxSeparationHead(64, 5_000, device="cuda")
     x = torch.randn(256, 64, device="cuda", requires_grad=True)
     target = torch.randint(5_000, (256,), device="cuda")
@@ -99,15 +109,49 @@ def test_the_host_never_waits():
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def test_labels_out_of_range_give_nan():
+def test_labels_out_of_range_give_nan(way):
     head = MaxSeparationHead(8, 300, device="cuda")
     target = torch.tensor([1, 300, 5], device="cuda")
     assert fused_cross_entropy(head, torch.randn(3, 8, device="cuda"), target).isnan()
 
 
-def test_compiled():
+def test_compiled(way):
     head = MaxSeparationHead(64, 3_000, device="cuda")
     x = torch.randn(256, 64, device="cuda")
     target = torch.randint(3_000, (256,), device="cuda")
     step = torch.compile(lambda x: fused_cross_entropy(head, 2 * x, target), fullgraph=True)
     torch.testing.assert_close(step(x), fused_cross_entropy(head, 2 * x, target))
+
+
+def test_captured(way):
+    head = MaxSeparationHead(64, 3_000, device="cuda")
+    x, target = torch.randn(256, 64, device="cuda"), torch.randint(3_000, (256,), device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            torch.autograd.grad(fused_cross_entropy(head, x, target), list(head.parameters()))
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.autograd.grad(fused_cross_entropy(head, x, target), list(head.parameters()))
+    x.normal_()
+    graph.replay()
+    for ours, theirs in zip(
+        found, torch.autograd.grad(F.cross_entropy(head(x), target), head.parameters()), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_labels_of_any_stride(way):
+    head, x = MaxSeparationHead(8, 300, device="cuda"), torch.randn(3, 8, device="cuda")
+    target = torch.tensor([1, 7, 5, 7, 299, 7], device="cuda")[::2]
+    torch.testing.assert_close(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
+
+
+def test_no_second_derivatives(way):
+    head, x = MaxSeparationHead(8, 300, device="cuda"), torch.randn(3, 8, device="cuda", requires_grad=True)
+    loss = fused_cross_entropy(head, x, torch.tensor([1, 7, 5], device="cuda"))
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        gradient.sum().backward()

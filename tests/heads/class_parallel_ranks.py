@@ -26,6 +26,9 @@ CASES = [
     {"classes": 3, "reduction": "none", "bias": False},
     {"classes": 2},
     {"classes": 2, "radius": 0.1, "reduction": "sum", "label_smoothing": 0.1, "ignored": True},
+    {"classes": 11, "weighted": True, "ignored": True},
+    {"classes": 11, "weighted": True, "label_smoothing": 0.1, "ignored": True},
+    {"classes": 2, "weighted": True, "label_smoothing": 0.3, "reduction": "none"},
 ]
 COLLECTIVES = [
     "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_object", "all_reduce", "all_to_all",
@@ -67,8 +70,9 @@ def compare_gradients(head, whole, x, expected_x):
     return max(apart(found, expected) for found, expected in pairs)
 
 
-def loss_case(classes, radius=1.0, bias=True, ignored=False, **options):
+def loss_case(classes, radius=1.0, bias=True, ignored=False, weighted=False, **options):
     whole = whole_head(classes, radius, bias)
+    options |= {"weight": torch.rand(classes, dtype=torch.float64)} if weighted else {}
     head = sharded(whole)
     x, target = batch(classes, ignored=ignored)
     own = x.detach().clone().requires_grad_()

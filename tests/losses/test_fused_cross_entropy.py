@@ -1,5 +1,8 @@
 """The fused loss is F.cross_entropy of the head's logits, in value and every gradient, for every option."""
 
+import copy
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -237,6 +240,70 @@ def test_compiled_without_graph_breaks():
     leaves = [x, *head.parameters()]
     for ours, theirs in zip(derivatives(fused, leaves), derivatives(step(x), leaves), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Let a CPU take the way of a GPU for small outputs, in Triton's interpreter, and no other way."""
+    pytest.importorskip("triton", reason="no Triton for this platform")
+    if torch.cuda.is_available():
+        pytest.skip("tests/cuda runs the kernel compiled, not interpreted")
+    module = sys.modules["maxsep.losses.fused_cross_entropy"]
+    monkeypatch.setattr(module.triton_scan, "takes", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(module, "row_losses", lambda *_, **__: pytest.fail("went through chunks"))
+    return module
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reduction": "none", "ignore_index": 3, "adjustment": True},
+        {"reduction": "sum", "label_smoothing": 0.1, "weight": True},
+        {"label_smoothing": 0.2, "weight": True, "adjustment": True},
+    ],
+)
+def test_small_outputs_on_a_gpu_are_held(held, bias, options):
+    head, x, _ = problem("maxsep", 30, bias=bias, dtype=torch.float32)
+    x, target = x.detach().view(2, 3, 5).requires_grad_(), torch.tensor([[0, 29, 3], [3, 4, 12]])
+    options = {name: torch.rand(30) if value is True else value for name, value in options.items()}
+    loss = fused_cross_entropy(head, x, target, **options)
+    upstream = torch.randn_like(loss)
+    gradients = derivatives(loss, [x, *head.parameters()], upstream)
+    wide, wide_x = copy.deepcopy(head).double(), x.detach().double().requires_grad_()
+    flat = {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    exact = unfused(wide, wide_x.reshape(6, 5), target.flatten(), **flat).view(loss.shape)
+    torch.testing.assert_close(loss, exact.float())
+    for ours, theirs in zip(
+        gradients, derivatives(exact, [wide_x, *wide.parameters()], upstream.double()), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs.float())
+
+
+def test_small_outputs_are_held_under_autocast(held):
+    head, x, target = problem("maxsep", 30, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fused_cross_entropy(head, x, target)
+    torch.testing.assert_close(loss, unfused(head, x, target), rtol=1e-2, atol=1e-2)
+    assert all(gradient.dtype == torch.float32 for gradient in derivatives(loss, [x, *head.parameters()]))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("maxsep", {"chunk_size": 300}),
+        ("maxsep", {"adjustment": torch.zeros(30, requires_grad=True)}),
+        ("linear", {}),
+        ("maxsep", {}),
+    ],
+)
+def test_what_is_not_held_goes_through_chunks(held, monkeypatch, name, more):
+    head, x, target = problem(name, 30, dtype=torch.float32)
+    if not more and name == "maxsep":
+        monkeypatch.setattr(held, "HELD_BYTES", 6 * 29 * 4 - 1)  # a byte less than its outputs take
+    with pytest.raises(pytest.fail.Exception, match="went through chunks"):
+        fused_cross_entropy(head, x, target, **more)
 
 
 def test_training_by_it_lowers_the_loss():

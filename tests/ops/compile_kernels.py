@@ -1,53 +1,115 @@
-"""Compile kernels for an H100 without one, and print what the machine code loads and stores: run by a test."""
+"""Compile what the package launches for an H100 without one, and print what the machine code moves: run by a test.
+
+Every launch is compiled as Triton would compile it there: from the strides, alignments and numbers of that very call.
+"""
 
 import collections
 import json
 import re
 
-import triton
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from maxsep.ops.kernels import cross_entropy, rows
+from maxsep.ops.fused import row_losses
+from maxsep.ops.row_cross_entropy import gradient_op, loss_op
+from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
-H100 = GPUTarget("cuda", 90, 32)
-UNITS = {"X_ALIGN": 16, "END_ALIGN": 16, "OUT_ALIGN": 16, "ALIGN": 8}
+SHARED_MEMORY = 232_448  # what one program may take of a multiprocessor
+launched = []
 
 
-def code(kernel, types, constants, warps=4, stages=1):
-    names = kernel.arg_names
-    fixed = {name: value for name, value in {**UNITS, "STAGES": stages, **constants}.items() if name in names}
-    signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n].startswith("*") or n == "span"
-    }
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in fixed.items()}, aligned)
-    compiled = triton.compile(source, target=H100, options={"num_warps": warps})
-    assert compiled.asm["cubin"]
-    return dict(collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*|shfl\.sync\.\w+", compiled.asm["ptx"])))
+class H100:
+    """As much of a device as the compiler asks for."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+def compile_only(kernel, grid):
+    assert all(0 < size < 2**31 for size in grid[:1]), grid
+    assert all(0 < size < 2**16 for size in grid[1:]), grid
+
+    def launch(*given, **options):
+        compiled = kernel.run(*given, grid=grid, warmup=True, **options)
+        assert compiled.asm["cubin"]
+        assert compiled.metadata.shared <= SHARED_MEMORY
+        code = compiled.asm["ptx"]
+        moved = collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*", code))
+        launched.append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code})
+
+    return launch
 
 
 def scans():
-    for dtype in ("fp32", "bf16"):
-        for kernel, given in ((rows.forward, "x"), (rows.adjoint, "g")):
-            types = {given: f"*{dtype}", "out": f"*{dtype}", "partial": "*fp32", "a": "fp32"}
-            constants = {f"{given}_column": 1, "out_column": 1, "chunks": 1, "CHUNKS": 1, "ROWS": 1, "BLOCK": 1024}
-            yield f"{kernel.__name__} {dtype}", code(kernel, types, constants)
-    shared = {"x_column": 1, "out_column": 1, "CHUNKS": 64, "ROWS": 1, "BLOCK": 2048}
-    types = {"x": "*bf16", "out": "*bf16", "partial": "*fp32", "a": "fp32"}
-    yield "forward, shared rows", code(rows.forward, types, shared, warps=8, stages=3)
-    sums = {"x_column": 1, "WEIGHTED": True, "ROWS": 1, "BLOCK": 2048}
-    yield "partial sums", code(rows.partial_sums, {"x": "*bf16", "partial": "*fp32", "a": "fp32"}, sums)
+    for dtype, rows, num_classes in (
+        (torch.float32, 1024, 100_000),
+        (torch.bfloat16, 1024, 100_000),
+        (torch.bfloat16, 2, 100_000),
+        (torch.float32, 1, 2),
+    ):
+        x = padded_empty(torch.empty(0), (rows, num_classes - 1), dtype)
+        g = torch.empty(rows, num_classes, dtype=dtype)
+        yield f"forward, {rows} rows of {num_classes}, {dtype}", lambda x=x: separate_op(x, 0.5, x.dtype)
+        yield f"adjoint, {rows} rows of {num_classes}, {dtype}", lambda g=g: adjoint_op(g, 0.5, g.dtype)
+    yield "forward, transposed", lambda: separate_op(torch.empty(999, 512).T, 1.0, torch.float32)
+    yield "forward, rows far apart", lambda: separate_op(apart(2, 9), 1.0, torch.float32)
+
+
+def apart(rows, width):
+    """Rows that start 2^32 numbers after each other; nothing of the memory between is ever touched."""
+    return torch.empty((rows - 1 << 32) + width, dtype=torch.float32).as_strided((rows, width), (1 << 32, 1))
 
 
 def losses():
-    types = dict.fromkeys(("weight", "weights", "offset", "loss", "lse", "scale", "upstream", "result"), "*fp32")
-    types |= {"factor": "*fp32", "z": "*bf16", "out": "*bf16", "target": "*i64", "a": "fp32", "smoothing": "fp32"}
-    flags = {"z_column": 1, "HAS_WEIGHT": True, "HAS_OFFSET": True, "SMOOTH": True, "PER_ROW": False, "MEAN": True}
-    flags |= {"ROWS": 1, "BLOCK": 1024, "OUT_ALIGN": 8, "END_ALIGN": 8}
-    for kernel in (cross_entropy.forward, cross_entropy.backward, cross_entropy.total):
-        yield f"loss {kernel.__name__}", code(kernel, types, flags)
+    for rows, num_classes, reduction in ((1024, 1000, "mean"), (7, 5_000, "sum"), (1, 2, "none")):
+        z = padded_empty(torch.empty(0), (rows, num_classes - 1), torch.bfloat16)
+        numbers = None if reduction == "mean" else torch.ones(num_classes)
+        options = (0.5, 0.0 if reduction == "mean" else 0.1, -100)
+
+        def both(z=z, numbers=numbers, options=options, reduction=reduction):
+            target = torch.zeros(len(z), dtype=torch.int64)
+            loss, lse, scale = loss_op(z, target, numbers, numbers, *options, reduction)
+            gradient_op(loss, z, target, numbers, numbers, lse, scale, *options)
+
+        yield f"loss, {rows} rows of {num_classes}, {reduction}", both
+
+
+def streams():
+    for dtype, num_classes, batch, width, separate in (
+        (torch.bfloat16, 5_000, 256, 64, True),
+        (torch.float32, 300, 20, 5, False),
+        (torch.float16, 2, 1, 1, True),
+    ):
+        x = torch.randn(batch, width).to(dtype).requires_grad_()
+        weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
+        offset, shares = (
+            (torch.ones(num_classes, requires_grad=True), torch.ones(num_classes)) if separate else (None,) * 2
+        )
+        options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": separate, "form": "triton"}
+
+        def both(x=x, weight=weight, offset=offset, shares=shares, options=options):
+            nll, smooth = row_losses(x, weight, torch.zeros(len(x), dtype=torch.int64), offset, shares, **options)
+            (nll.sum() + smooth.sum()).backward()
+
+        yield f"stream, {num_classes} classes, {dtype}", both
 
 
 if __name__ == "__main__":
-    print(json.dumps(dict([*scans(), *losses()])))
+    driver.set_active(H100())
+    JITFunction.__getitem__ = compile_only
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    found = {}
+    for part in (scans, losses, streams):
+        for what, call in part():
+            call()
+            found[what] = launched.copy()
+            launched.clear()
+    print(json.dumps(found))

@@ -112,6 +112,14 @@ def test_layouts(form, layout):
     assert off(torch.autograd.grad(loss, z)[0], torch.autograd.grad(expected, wide)[0]) <= 2e-6
 
 
+def test_labels_and_class_numbers_in_any_layout(form):
+    z, target = torch.randn(3, 9), torch.tensor([1, 5, 2, 5, 9, 5])[::2]
+    weight, offset = torch.rand(20)[::2], torch.randn(1).expand(10)
+    expected = row_cross_entropy(z, target.clone(), weight=weight.clone(), logit_adjustment=offset.clone())
+    torch.testing.assert_close(row_cross_entropy(z, target, weight=weight, logit_adjustment=offset), expected)
+    torch.testing.assert_close(expected, reference(z, target, 1.0, offset, weight)[1].float())
+
+
 def test_no_samples_and_float64(form):
     assert row_cross_entropy(torch.randn(0, 9), torch.empty(0, dtype=torch.int64), reduction="sum").item() == 0
     z, target = torch.randn(3, 9, dtype=torch.float64), torch.tensor([1, 2, 9])
@@ -144,6 +152,14 @@ def test_registered_as_torch_wants_it(form):
         torch.library.opcheck(gradient_op, (scale, z, target, None, None, lse, scale, 0.5, 0.1, -100))
 
 
+@pytest.mark.parametrize("form", ["kernel"], indirect=True)
+def test_no_second_derivatives(form):
+    z = torch.randn(3, 9, requires_grad=True)
+    (gradient,) = torch.autograd.grad(row_cross_entropy(z, torch.tensor([1, 2, 9])), z, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"first derivatives only.*Leave create_graph out"):
+        gradient.sum().backward()
+
+
 @NUMPY
 @pytest.mark.parametrize("form", ["kernel"], indirect=True)
 def test_a_class_that_does_not_exist_is_not_passed_over(form):
@@ -159,12 +175,15 @@ def test_a_class_that_does_not_exist_is_not_passed_over(form):
     ("changed", "told"),
     [
         ({"z": torch.randn(2, 3, 9)}, r"z must be \(batch, C-1\), got shape \(2, 3, 9\). Flatten"),
-        ({"target": torch.zeros(2, dtype=torch.int64)}, r"one class index \(int64\) per row of z, shape \(3,\), got"),
-        ({"target": torch.zeros(3)}, r"got torch.float32 of shape \(3,\)"),
-        ({"reduction": "average"}, "reduction must be one of mean, sum, none, got 'average'"),
-        ({"label_smoothing": 1.5}, r"label_smoothing must be from 0 to 1, got 1\.5"),
-        ({"weight": torch.ones(9)}, r"weight must hold one number per class, shape \(10,\), got \(9,\)"),
-        ({"logit_adjustment": torch.ones(11)}, r"logit_adjustment must hold one number per class"),
+        (
+            {"target": torch.zeros(2, dtype=torch.int64)},
+            r"target must be \(3,\), a class index for every row of z, got",
+        ),
+        ({"target": torch.zeros(3, dtype=torch.int64, device="meta")}, "must be on one device, got cpu and meta"),
+        ({"reduction": "average"}, "reduction must be one of mean, sum, none, got 'average'. Choose"),
+        ({"label_smoothing": 1.5}, r"label_smoothing must be a number from 0 to 1, got 1\.5"),
+        ({"weight": torch.ones(9)}, r"weight must be \(10,\), one number for every class, got shape \(9,\)"),
+        ({"logit_adjustment": torch.ones(11)}, r"logit_adjustment must be \(10,\)"),
         ({"radius": 0.0}, "radius must be positive"),
     ],
 )

@@ -171,9 +171,9 @@ def test_torch_func():
     torch.testing.assert_close(hessian, 2 * expected @ expected.T)
 
 
-@pytest.mark.parametrize("num_classes", [10, 1_000])
-def test_compiles_without_graph_breaks_and_without_filling_the_cache(num_classes):
-    counter = CompileCounterWithBackend("inductor")
+@pytest.mark.parametrize(("num_classes", "backend"), [(10, "inductor"), (1_000, "aot_eager")])
+def test_compiles_without_graph_breaks_and_without_filling_the_cache(num_classes, backend):
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(separate, fullgraph=True, backend=counter, dynamic=None)
     for batch in (4, 7, 16, 31, 5):
         x = torch.randn(batch, num_classes - 1, requires_grad=True)

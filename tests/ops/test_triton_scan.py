@@ -159,9 +159,13 @@ def test_registered_as_torch_wants_it():
     torch.library.opcheck(adjoint_op, (torch.randn(3, 10).bfloat16(), 0.5, torch.bfloat16))
 
 
-def test_compiles_without_graph_breaks():
-    compiled = torch.compile(lambda x, radius: separate(2 * x, radius, impl="triton") + 1, fullgraph=True)
-    for batch in (3, 5):
+@pytest.mark.parametrize(("backend", "batches"), [("inductor", [3]), ("aot_eager", [3, 5])])
+def test_compiles_without_graph_breaks(backend, batches):
+    def shifted(x, radius):
+        return separate(2 * x, radius, impl="triton") + 1
+
+    compiled = torch.compile(shifted, fullgraph=True, backend=backend)
+    for batch in batches:
         x = torch.randn(batch, 30, requires_grad=True)
         result = compiled(x, 0.5)
         torch.testing.assert_close(result, x @ simplex(31) + 1)
@@ -229,7 +233,7 @@ def test_export_gives_plain_operations():
 
 
 def test_messages(monkeypatch):
-    monkeypatch.setattr(triton_scan, "_is_interpreting", lambda: False)
+    monkeypatch.setattr(triton_scan, "is_interpreting", lambda: False)
     with pytest.raises(RuntimeError, match=r"impl='triton' is for CUDA tensors, x is on 'cpu'\. Leave impl out"):
         separate(torch.randn(3, 2), impl="triton")
     monkeypatch.setattr(triton_scan, "IS_INSTALLED", False)

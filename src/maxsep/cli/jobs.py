@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,10 @@ def side_by_side(count: int, command: Sequence[str], *, quiet: bool = False) -> 
     An interruption from the keyboard reaches every process by itself; each saves its run before it ends.
     """
     output = subprocess.DEVNULL if quiet else None
-    processes = [subprocess.Popen([sys.executable, "-m", "maxsep", *command], stdout=output) for _ in range(count)]
+    threads = str(max(1, (os.cpu_count() or 1) // count))  # together they shall not have more than there are cores
+    shared = {"OMP_NUM_THREADS": threads, **os.environ}
+    line = [sys.executable, "-m", "maxsep", *command]
+    processes = [subprocess.Popen(line, stdout=output, env=shared) for _ in range(count)]
     while True:
         try:
             statuses = [process.wait() for process in processes]

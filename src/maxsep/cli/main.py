@@ -9,6 +9,13 @@ import sys
 def main() -> None:
     """Run the program with the arguments it was called with."""
     try:
+        _main()
+    except KeyboardInterrupt:  # before a verb took care of it itself
+        _fail("interrupted", status=130)
+
+
+def _main() -> None:
+    try:
         from maxsep.cli.app import app
         from maxsep.cli.quiet import quiet
     except ImportError as error:

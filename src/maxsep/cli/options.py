@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from maxsep.lab.spec import Execution
+from maxsep.lab.spec import Execution, options
 
 Data = Annotated[
     Path | None,
@@ -28,17 +29,20 @@ Download = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def execution(device: str, fast: bool | None) -> Execution:
+def execution(device: str, fast: bool | None, networks: Collection[str] = ()) -> Execution:
     """Choose how runs are computed: everything that makes them fast where there is a GPU.
 
-    >>> execution("cpu", None).compile
-    False
+    The small network for digits gets one thread of a CPU: several would wait for each other most of the time.
+
+    >>> execution("cpu", None).compile, execution("cpu", None, ["mlp"]).extra
+    (False, (('threads', 1),))
     """
     import torch
 
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     quick = on_gpu if fast is None else fast
-    return Execution(device=device, compile=quick, channels_last=quick, cuda_graph=quick and on_gpu)
+    extra = options(threads=1) if set(networks) == {"mlp"} and not on_gpu else ()
+    return Execution(device=device, compile=quick, channels_last=quick, cuda_graph=quick and on_gpu, extra=extra)
 
 
 def precision(device: str) -> str:

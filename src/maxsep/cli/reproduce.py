@@ -53,16 +53,18 @@ def command(
     """Reproduce a table or figure: train what is missing, then write the report."""
     from maxsep.lab import grid, recipes
     from maxsep.lab.durations import parse_budget
+    from maxsep.lab.engine.launch import check_precision
     from maxsep.lab.report import render
 
     recipe = recipes.get(name)
     numbers = precision or default_precision(device)
-    how = execution(device, fast)
+    check_precision(numbers)
+    limit = None if budget is None else parse_budget(budget)
     specs = recipe.specs(seeds, epochs, only, numbers, max_train, max_test)
+    how = execution(device, fast, {spec.network for spec in specs})
     if dry_run:
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
         return
-    limit = None if budget is None else parse_budget(budget)
     grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
     if jobs > 1:
         same = arguments(context, ("jobs", "report", "out", "as_json"))

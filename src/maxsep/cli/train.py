@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, precision
 from maxsep.lab.spec import RunSpec
 
+if TYPE_CHECKING:
+    from maxsep.lab.engine import RunResult
+
 EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
 _DEFAULT = RunSpec()
 
 
 def command(
-    dataset: Annotated[str, typer.Option(help="digits, cifar10, cifar100, svhn or folder:PATH.")] = _DEFAULT.dataset,
+    dataset: Annotated[
+        str, typer.Option(help="digits, cifar10, cifar100, svhn, or folder:PATH?size=64 with a folder a class.")
+    ] = _DEFAULT.dataset,
     imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
     network: Annotated[
         str, typer.Option(help="mlp, convnet, resnet34, resnet32, torchvision/NAME, timm/NAME.")
@@ -62,17 +67,26 @@ def command(
         learning_rate=learning_rate, weight_decay=weight_decay, schedule=schedule, validation=validation,
         calibration=calibration, seed=seed, precision=precision(device),
     )  # fmt: skip
-    how = execution(device, fast)
+    how = execution(device, fast, [network])
     more = {"download": True} if download else {}
+    there = grid.is_finished(Path(runs) / spec.name)
     folder = grid.attempt(train_run, spec, data_root=data, runs=runs, execution=how, progress=not as_json, **more)
-    result = load_run(folder)
-    metrics, unknown = result.metrics, result.unknown
+    _tell(load_run(folder), there, as_json)
+
+
+def _tell(run: RunResult, there: bool, as_json: bool) -> None:
+    """Print how good the run is, on what, and where it lies."""
+    metrics, unknown = run.metrics, run.unknown
     if as_json:
-        typer.echo(json.dumps({"run": str(folder), "metrics": metrics, "unknown": unknown}))
-    else:
-        where = "held-out data" if validation else "the test set"
-        typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}): {folder}")
-        if unknown is not None:
-            score = unknown["score"]
-            limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
-            typer.echo(f"unknown: {score} below {limit}")
+        typer.echo(json.dumps({"run": str(run.folder), "metrics": metrics, "unknown": unknown}))
+        return
+    if there:
+        typer.echo("this run was finished before; nothing was trained")
+    where = "held-out data" if run.spec.validation else "the test set"
+    _, height, width = run.preprocessing["shape"]
+    size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
+    typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {run.folder}")
+    if unknown is not None:
+        score = unknown["score"]
+        limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
+        typer.echo(f"unknown: {score} below {limit}")

@@ -9,16 +9,28 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_floating, check_last_dimension, check_num_classes, check_radius
+from maxsep.checks import (
+    IGNORED,
+    Reduction,
+    check_count,
+    check_floating,
+    check_index_type,
+    check_labels,
+    check_last_dimension,
+    check_num_classes,
+    check_per_class,
+    check_radius,
+    check_reduction,
+    check_smoothing,
+)
 from maxsep.heads.base import Identified, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
+from maxsep.ops import wide_dtype
 from maxsep.ops.collectives import GatherSamples, Group, OwnSamples, Replicate, gathered
 from maxsep.ops.modes import is_autocasting
 from maxsep.ops.sharded import Shard, sharded_cross_entropy, sharded_logits, sharded_topk
 
 __all__ = ["ClassParallelHead"]
-
-REDUCTIONS = ("mean", "sum", "none")
 
 
 class ClassParallelHead(Identified):
@@ -93,9 +105,10 @@ class ClassParallelHead(Identified):
         x: Tensor,
         target: Tensor,
         *,
-        reduction: str = "mean",
+        weight: Tensor | None = None,
+        reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        ignore_index: int = IGNORED,
     ) -> Tensor:
         """Return the cross-entropy, as F.cross_entropy gives it for the logits of all classes, in at least float32.
 
@@ -103,21 +116,25 @@ class ClassParallelHead(Identified):
             x: (B, in_features).
             target: (B,), class indices from 0 to C-1 or `ignore_index`. One that is neither raises in CPU tensors and
                 makes the loss NaN elsewhere, where looking would make the host wait.
-            reduction: `mean` over the samples that count, `sum`, or `none` for one value per sample.
+            weight: Of all classes, (C,), the same on all ranks, as in F.cross_entropy; a constant.
+            reduction: `mean` (weighted) over the samples that count, `sum`, or `none` for one value per sample.
             label_smoothing: In [0, 1].
             ignore_index: The target of samples that shall not count.
         """
-        self._check_loss(x, target, reduction, label_smoothing, ignore_index)
+        self._check_loss(x, target, ignore_index)
+        check_reduction(reduction)
+        smoothing = check_smoothing(label_smoothing)
+        weight = check_per_class("weight", weight, self.num_classes, x.device)
         every = gathered(target, self.group).flatten() if self.data_parallel else target
         counts, is_class = every != ignore_index, (every >= 0) & (every < self.num_classes)
-        index = torch.where(is_class, every, 0)
-        values = sharded_cross_entropy(
-            self._outputs(x), index, self.shard, self.radius, float(label_smoothing), self.group
-        )
+        index, z = torch.where(is_class, every, 0), self._outputs(x)
+        weight = None if weight is None else weight.detach().to(wide_dtype(z))
+        values = sharded_cross_entropy(z, index, self.shard, self.radius, smoothing, weight, self.group)
         values = torch.where(counts, torch.where(is_class, values, torch.nan), 0.0)
         if reduction == "none":
             return self._own(values)
-        return values.sum() / counts.sum() if reduction == "mean" else values.sum()
+        counted = counts if weight is None else torch.where(counts, weight[index], 0.0)
+        return values.sum() / counted.sum() if reduction == "mean" else values.sum()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of all classes, (..., C), for evaluation and for losses of your own at a small C.
@@ -222,26 +239,14 @@ class ClassParallelHead(Identified):
                 distributed.broadcast(whole[slice(*shard.rows)], group=self.group, group_src=shard.rank)
         return whole
 
-    def _check_loss(self, x: Tensor, target: Any, reduction: str, label_smoothing: float, ignore_index: int) -> None:
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
-        if isinstance(label_smoothing, bool) or not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be a number from 0 to 1, got {label_smoothing!r}.")
-        if not isinstance(target, Tensor) or target.dtype != torch.int64:
-            told = target.dtype if isinstance(target, Tensor) else type(target).__name__
-            raise TypeError(f"target must be a tensor of class indices, torch.int64, got {told}. Use target.long().")
+    def _check_loss(self, x: Tensor, target: Any, ignore_index: int) -> None:
+        check_index_type(target)
         if x.dim() != 2 or target.shape != x.shape[:1]:
             raise ValueError(
                 f"x must be (batch, {self.in_features}) and target (batch,), got shapes {tuple(x.shape)} and "
                 f"{tuple(target.shape)}. Flatten further dimensions; turn one-hot rows into indices with argmax(1)."
             )
-        if target.device.type == "cpu":
-            bad = ((target < 0) | (target >= self.num_classes)) & (target != ignore_index)
-            if bad.any():
-                raise ValueError(
-                    f"target must hold classes from 0 to {self.num_classes - 1}, or {ignore_index} for a sample to "
-                    f"ignore, got {int(target[bad][0])} at position {int(bad.nonzero()[0])}. Check the labels."
-                )
+        check_labels(target, self.num_classes, ignore_index)
 
 
 def _place_in(group: Group) -> tuple[int, int]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from maxsep.checks import check_floating
+from maxsep.checks import IGNORED, check_floating, check_index_type, check_labels, check_number
 
 __all__ = [
     "IGNORED",
@@ -20,9 +18,6 @@ __all__ = [
     "check_labels",
     "check_number",
 ]
-
-IGNORED = -100
-"""The label of a sample that shall not count; torch's own losses use the same number."""
 
 
 def check_class_counts(class_counts: Any) -> Tensor:
@@ -72,19 +67,6 @@ def check_class_weights(weight: Any, num_classes: int) -> Tensor:
     return weights
 
 
-def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
-    """Return a finite number for which `is_allowed` holds, or say what is allowed.
-
-    >>> check_number("tau", 1, "a number of at least 0", lambda tau: tau >= 0)
-    1.0
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be {allowed}, got {type(value).__name__} {value!r}. Pass a plain number.")
-    if not (math.isfinite(value) and is_allowed(value)):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}. Choose a value in this range.")
-    return float(value)
-
-
 def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str, name: str = "logits") -> None:
     """Raise unless x is a floating-point (B, width) and target the B class indices that go with it.
 
@@ -113,49 +95,6 @@ def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str,
             f"Move the target with target.to({name}.device)."
         )
     check_labels(target, num_classes)
-
-
-def check_index_type(target: Any) -> None:
-    """Raise unless target is a tensor of class indices.
-
-    >>> check_index_type(torch.tensor([0, 2]))
-    """
-    if not isinstance(target, Tensor):
-        raise TypeError(
-            f"target must be a tensor of class indices, got {type(target).__name__}. "
-            "Convert it with torch.as_tensor(target)."
-        )
-    if target.dtype != torch.int64:
-        raise TypeError(
-            f"target must hold class indices of dtype torch.int64, got {target.dtype}. Convert indices with "
-            "target.long() and one-hot rows with target.argmax(1); for two labels a sample, mix two losses as "
-            "maxsep.losses.mixup shows."
-        )
-
-
-def _can_look(target: Tensor) -> bool:
-    return (
-        target.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and type(target) is Tensor  # the fake tensors of a tracer have no values
-        and torch._C._functorch.peek_interpreter_stack() is None  # nor may vmap's be asked
-    )
-
-
-def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> None:
-    """Raise for a label that is neither a class nor `ignored`, where looking at labels is free.
-
-    >>> check_labels(torch.tensor([0, 2, -100]), 3)
-    """
-    if not _can_look(target):
-        return
-    bad = ((target < 0) | (target >= num_classes)) & (target != ignored)
-    if bad.any():
-        position = int(bad.nonzero()[0])
-        raise ValueError(
-            f"target must hold class indices from 0 to {num_classes - 1}, or {ignored} for a sample to ignore, "
-            f"got {int(target[position])} at position {position}. Check the labels, or build the loss for more classes."
-        )
 
 
 def _as_vector(name: str, values: Any, meaning: str) -> Tensor:

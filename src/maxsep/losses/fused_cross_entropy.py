@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_floating
+from maxsep.checks import (
+    IGNORED,
+    Reduction,
+    check_count,
+    check_floating,
+    check_index_type,
+    check_labels,
+    check_per_class,
+    check_reduction,
+    check_smoothing,
+)
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
-from maxsep.losses.checks import IGNORED, check_index_type, check_labels, check_number
-from maxsep.ops import separate, widened
+from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
+from maxsep.ops.linear import padded_linear
+from maxsep.ops.modes import is_autocasting
+from maxsep.ops.row_cross_entropy import row_cross_entropy
 
 __all__ = ["fused_cross_entropy"]
 
-Reduction = Literal["mean", "sum", "none"]
+HELD_BYTES = 64 << 20
+"""Up to this size the C-1 outputs of a MaxSeparationHead on CUDA are held, and one kernel makes the loss of a row of
+them: one product less than in chunks, and few launches."""
 
 
 def fused_cross_entropy(
@@ -31,11 +45,12 @@ def fused_cross_entropy(
     adjustment: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients, a chunk of classes at a time.
+    """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients without the logits in memory.
 
-    Memory beside the weight, the features and their gradients is a few percent of these, for any batch and any number
-    of classes; the price is that the logits are computed twice. Sums are made in float32, float64 for float64, and the
-    loss is in that precision.
+    It goes through the classes in chunks. Memory beside the weight, the features and their gradients is a few percent
+    of these, for any batch and any number of classes; the price is that the logits are computed twice. On CUDA, a
+    `MaxSeparationHead` whose outputs take at most 64 MiB holds these instead, and reads them once each way. Sums are
+    made in float32, float64 for float64, and the loss is in that precision.
 
     Args:
         head: A `MaxSeparationHead`, a `PlainHead`, a `ScaledHead` or an `nn.Linear`.
@@ -47,7 +62,7 @@ def fused_cross_entropy(
         label_smoothing: From 0 to 1, as in F.cross_entropy.
         adjustment: Added to the logits of every sample, (C,): the log-priors of logit adjustment, for instance. It
             may be trained.
-        chunk_size: Classes at a time; chosen from the memory if left out.
+        chunk_size: Classes at a time; chosen from the memory if left out. With it, chunks are taken in any case.
 
     Pitfall: the head's own `forward` is not called, so its hooks do not run. A label that is no class raises in CPU
     tensors; on other devices, and in compiled code, the loss is then NaN. There are no second derivatives.
@@ -57,18 +72,23 @@ def fused_cross_entropy(
     True
     """
     layer = _layer_of(head)
-    _check(layer, x, target, reduction, ignore_index)
-    smoothing = check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+    _check(layer, x, target, ignore_index)
+    reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
     chunk = None if chunk_size is None else check_count("chunk_size", chunk_size)
-    weight = _class_vector("weight", weight, layer.num_classes, x)
-    adjustment = _class_vector("adjustment", adjustment, layer.num_classes, x)
+    weight = check_per_class("weight", weight, layer.num_classes, x.device)
+    adjustment = check_per_class("adjustment", adjustment, layer.num_classes, x.device)
     if weight is not None and weight.requires_grad:
         raise ValueError("weight requires a gradient, but class weights have none here. Pass weight.detach().")
-    labels = target.reshape(-1)
-    rows = _row_values(
-        layer, x.reshape(-1, layer.in_features), labels, weight, ignore_index, smoothing, adjustment, chunk
-    )
-    return _reduced(*rows, reduction).reshape(target.shape if reduction == "none" else ())
+    labels, rows = target.reshape(-1), _in_product_precision(x.reshape(-1, layer.in_features), layer.weight)
+    if chunk is None and _is_held(layer, rows, adjustment):
+        loss = row_cross_entropy(
+            padded_linear(rows, layer.weight, layer.bias), labels, layer.radius, reduction=reduction, weight=weight,
+            label_smoothing=smoothing, ignore_index=ignore_index, logit_adjustment=adjustment,
+        )  # fmt: skip
+    else:
+        values = _row_values(layer, rows, labels, weight, ignore_index, smoothing, adjustment, chunk)
+        loss = _reduced(*values, reduction)
+    return loss.reshape(target.shape if reduction == "none" else ())
 
 
 class _Layer(NamedTuple):
@@ -100,6 +120,12 @@ def _layer_of(head: nn.Module) -> _Layer:
     )
 
 
+def _is_held(layer: _Layer, x: Tensor, adjustment: Tensor | None) -> bool:
+    constant = adjustment is None or not adjustment.requires_grad
+    size = x.shape[0] * layer.weight.shape[0] * x.element_size()
+    return layer.separate and constant and triton_scan.takes(x) and 0 < size <= HELD_BYTES
+
+
 def _row_values(
     layer: _Layer,
     x: Tensor,
@@ -113,12 +139,9 @@ def _row_values(
     """Return the loss of every sample, and how much it counts in the mean."""
     counts = labels != ignored
     is_class = (labels >= 0) & (labels < layer.num_classes)
-    x = _in_product_precision(x, layer.weight)
-    offset = _offset(layer, adjustment)
-    constants = (None if weight is None else weight.to(_wide(x)), None if offset is None else offset.to(_wide(x)))
-    weight, offset = constants
+    weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in (weight, _offset(layer, adjustment)))
     if len(x) == 0:
-        values = (F.linear(x, layer.weight.to(x.dtype)).sum(1)).to(_wide(x))
+        values = F.linear(x, layer.weight.to(x.dtype)).sum(1).to(wide_dtype(x))
         return values, values
     nll, smooth = row_losses(
         x, layer.weight, labels, offset, weight,
@@ -152,7 +175,7 @@ def _offset(layer: _Layer, adjustment: Tensor | None) -> Tensor | None:
 
 def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
     device = x.device.type
-    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+    if is_autocasting(device) and x.dtype != torch.float64:
         return x.to(torch.get_autocast_dtype(device))
     if x.dtype != weight.dtype:
         raise TypeError(
@@ -162,11 +185,7 @@ def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _check(layer: _Layer, x: Any, target: Any, reduction: Any, ignore_index: Any) -> None:
+def _check(layer: _Layer, x: Any, target: Any, ignore_index: Any) -> None:
     check_floating(x)
     check_index_type(target)
     if x.dim() == 0 or x.shape[-1] != layer.in_features:
@@ -184,22 +203,6 @@ def _check(layer: _Layer, x: Any, target: Any, reduction: Any, ignore_index: Any
             f"x, target and head must be on one device, got {x.device}, {target.device} and {layer.weight.device}. "
             "Move them with .to(device)."
         )
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}. Choose one.")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}. Pass the label to leave out.")
     check_labels(target.reshape(-1), layer.num_classes, ignore_index)
-
-
-def _class_vector(name: str, vector: Any, num_classes: int, x: Tensor) -> Tensor | None:
-    if vector is None:
-        return None
-    numbers = check_floating(vector, name)
-    if numbers.shape != (num_classes,):
-        raise ValueError(
-            f"{name} must be ({num_classes},), one number for every class, got shape {tuple(numbers.shape)}. "
-            "Build it for the head's number of classes."
-        )
-    if numbers.device != x.device:
-        raise ValueError(f"{name} must be on the device of x, {x.device}, got {numbers.device}. Move it with .to().")
-    return numbers

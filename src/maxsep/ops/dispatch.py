@@ -60,7 +60,16 @@ def widened(x: Tensor) -> Tensor:
     >>> widened(torch.zeros(2, dtype=torch.float16)).dtype
     torch.float32
     """
-    return x if x.dtype == torch.float64 else x.float()
+    return x.to(wide_dtype(x))
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """Return the precision that sums of x are made in.
+
+    >>> wide_dtype(torch.zeros(2, dtype=torch.float16))
+    torch.float32
+    """
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _choose(x: Tensor, impl: str) -> str:

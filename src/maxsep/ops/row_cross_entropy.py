@@ -6,18 +6,25 @@ again and writes its gradient. Elsewhere, and under transforms, it is `separate`
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from maxsep.checks import check_floating, check_radius
+from maxsep.checks import (
+    Reduction,
+    check_floating,
+    check_index_type,
+    check_per_class,
+    check_radius,
+    check_reduction,
+    check_smoothing,
+)
 from maxsep.ops import triton_scan
-from maxsep.ops.dispatch import separate, widened
+from maxsep.ops.dispatch import separate, wide_dtype, widened
 from maxsep.ops.modes import is_transformed
 
-Reduction = Literal["mean", "sum", "none"]
 LONGEST_BLOCK = 4096
 """Logits of one row that a program holds at once; longer rows are read in several tiles."""
 
@@ -53,8 +60,10 @@ def row_cross_entropy(
     True
     """
     radius = check_radius(radius)
-    _check(z, target, reduction, label_smoothing, {"weight": weight, "logit_adjustment": logit_adjustment})
-    weight, offset = (None if v is None else v.detach().to(widened(z)) for v in (weight, logit_adjustment))
+    _check(z, target)
+    reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
+    weight = _constant("weight", weight, z)
+    offset = _constant("logit_adjustment", logit_adjustment, z)
     if not triton_scan.takes(z) or is_transformed() or not len(z):
         logits = separate(widened(z), radius)
         return F.cross_entropy(
@@ -62,33 +71,30 @@ def row_cross_entropy(
             target,
             weight,
             reduction=reduction,
-            label_smoothing=label_smoothing,
+            label_smoothing=smoothing,
             ignore_index=ignore_index,
         )
-    loss: Tensor = loss_op(z, target, weight, offset, radius, float(label_smoothing), ignore_index, reduction)[0]
+    loss: Tensor = loss_op(z, target, weight, offset, radius, smoothing, ignore_index, reduction)[0]
     return loss
 
 
-def _check(
-    z: Tensor, target: Tensor, reduction: str, label_smoothing: float, per_class: dict[str, Tensor | None]
-) -> None:
+def _constant(name: str, values: Tensor | None, z: Tensor) -> Tensor | None:
+    numbers = check_per_class(name, values, z.shape[1] + 1, z.device)
+    return None if numbers is None else numbers.detach().to(wide_dtype(z)).contiguous()
+
+
+def _check(z: Tensor, target: Tensor) -> None:
     check_floating(z)
+    check_index_type(target)
     if z.dim() != 2 or z.shape[1] == 0:
         raise ValueError(f"z must be (batch, C-1), got shape {tuple(z.shape)}. Flatten the other dimensions first.")
-    if target.shape != z.shape[:1] or target.dtype != torch.int64:
+    if target.device != z.device:
+        raise ValueError(f"z and target must be on one device, got {z.device} and {target.device}. Use target.to().")
+    if target.shape != z.shape[:1]:
         raise ValueError(
-            f"target must hold one class index (int64) per row of z, shape {tuple(z.shape[:1])}, "
-            f"got {target.dtype} of shape {tuple(target.shape)}."
+            f"target must be {tuple(z.shape[:1])}, a class index for every row of z, got shape {tuple(target.shape)}. "
+            "Turn one-hot rows into indices with target.argmax(1)."
         )
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}.")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing}. It is a share of the target.")
-    for name, values in per_class.items():
-        if values is not None and values.shape != (z.shape[1] + 1,):
-            raise ValueError(
-                f"{name} must hold one number per class, shape ({z.shape[1] + 1},), got {tuple(values.shape)}."
-            )
 
 
 @torch.library.custom_op("maxsep::row_cross_entropy", mutates_args=())
@@ -106,7 +112,7 @@ def loss_op(
     from maxsep.ops.kernels import cross_entropy as kernels
 
     loss, lse, scale = _loss_like(z, target, weight, offset, radius, smoothing, ignore, reduction)
-    losses = loss if reduction == "none" else torch.empty_like(lse)
+    losses, target = loss if reduction == "none" else torch.empty_like(lse), target.contiguous()
     rows, k = z.shape
     tile, options, position = _prepare(z, weight, offset, radius, smoothing)
     with triton_scan.on_device_of(z):
@@ -145,7 +151,7 @@ def gradient_op(
     """Return the gradient of the loss with respect to z, with rows that start at multiples of 16 bytes."""
     from maxsep.ops.kernels import cross_entropy as kernels
 
-    out = _gradient_like(upstream, z)
+    out, target = _gradient_like(upstream, z), target.contiguous()
     rows, k = z.shape
     tile, options, position = _prepare(z, weight, offset, radius, smoothing)
     out_row, out_align, out_end = triton_scan.writing(out)
@@ -202,6 +208,15 @@ def _backward(ctx: Any, upstream: Tensor | None, *rest: Tensor | None) -> tuple[
     return gradient, None, None, None, None, None, None, None
 
 
+def refuse_second_derivatives(ctx: Any, *_: Any) -> None:
+    """Be the derivative of a gradient that has none."""
+    raise RuntimeError(
+        "this cross-entropy has first derivatives only, and its gradient was asked for one. "
+        "Leave create_graph out, or take F.cross_entropy(head(x), target), which has them all."
+    )
+
+
 loss_op.register_fake(_loss_like)
 gradient_op.register_fake(_gradient_like)
 loss_op.register_autograd(_backward, setup_context=_remember)
+gradient_op.register_autograd(refuse_second_derivatives, setup_context=lambda ctx, inputs, output: None)

@@ -10,7 +10,8 @@ carry_q = sum_{p<q} t_p. So (t_q, logsumexp of its o, o of the target) from ever
 with it the probability of each rank's classes. The gradient of z needs the sum of the logits' gradients over all later
 classes; over those of later ranks it follows from these probabilities, so the backward pass exchanges nothing.
 
-All logits sum to zero, so label smoothing, (1-e) (lse - o_y) + e (lse - mean o), is lse - (1-e) o_y.
+With class weights w and label smoothing e a sample's loss is (1-e) w_y (lse - o_y) + e/C (sum w lse - sum_j w_j o_j).
+All logits sum to zero, so the last sum is needed with weights only: a fourth number, where both are asked for.
 """
 
 from __future__ import annotations
@@ -82,12 +83,18 @@ class Shard:
 
 
 def sharded_cross_entropy(
-    z: Tensor, target: Tensor, shard: Shard, radius: float, label_smoothing: float = 0.0, group: Group = None
+    z: Tensor,
+    target: Tensor,
+    shard: Shard,
+    radius: float,
+    label_smoothing: float = 0.0,
+    weight: Tensor | None = None,
+    group: Group = None,
 ) -> Tensor:
     """Return the cross-entropy of every sample, (B,) and the same on all ranks, in float32 or float64.
 
-    One all-gather of three numbers per sample and rank in the forward pass, nothing in the backward pass, where every
-    rank must start from the same gradient.
+    One all-gather of three numbers per sample and rank in the forward pass (four with class weights and smoothing),
+    nothing in the backward pass, where every rank must start from the same gradient.
 
     Args:
         z: (B, rows of this rank), the outputs of this rank's part of the layer, for the same samples on all ranks.
@@ -95,11 +102,12 @@ def sharded_cross_entropy(
         shard: Which classes this rank owns.
         radius: Length of the class vectors.
         label_smoothing: In [0, 1].
+        weight: Of all classes, (C,), the same on all ranks, in the precision of the result; a constant.
         group: The ranks that share the classes.
     """
     wide = widened(z)
     s, r = shard.scaled_coefficients(radius, wide)
-    values: Tensor = _CrossEntropy.apply(wide, target, s, r, shard, label_smoothing, group)  # type: ignore[no-untyped-call]
+    values: Tensor = _CrossEntropy.apply(wide, target, s, r, shard, label_smoothing, weight, group)  # type: ignore[no-untyped-call]
     return values
 
 
@@ -140,41 +148,65 @@ def _carries(sums: Tensor) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, target: Tensor, s: Tensor, r: Tensor, shard: Shard, smoothing: float, group: Group
+        ctx: Any,
+        z: Tensor,
+        target: Tensor,
+        s: Tensor,
+        r: Tensor,
+        shard: Shard,
+        smoothing: float,
+        weight: Tensor | None,
+        group: Group,
     ) -> Tensor:
         local = _forward(z, s, r)  # (B, rows + 1)
-        told = gathered(_summary(local, target, shard), group)  # (ranks, 3, B)
+        told = gathered(_summary(local, target, shard, weight if smoothing else None), group)  # (ranks, 3 or 4, B)
         carries = _carries(told[:, 0])
         masses = told[:, 1] + carries
         total = masses.logsumexp(0)
         chosen = (told[:, 2] + carries).gather(0, shard.owner(target)[None])[0]
         later = (masses[shard.rank + 1 :] - total).exp().sum(0)
-        ctx.save_for_backward(local, target, s, r, carries[shard.rank] - total, later)
-        ctx.shard, ctx.smoothing = shard, smoothing
-        return total - (1 - smoothing) * chosen
+        hit = (1 - smoothing) * (torch.ones_like(total) if weight is None else weight[target])
+        ctx.save_for_backward(local, target, s, r, carries[shard.rank] - total, later, hit, weight)
+        ctx.shard, ctx.each = shard, smoothing / shard.num_classes
+        values: Tensor = hit * (total - chosen)
+        if not smoothing:
+            return values
+        if weight is None:
+            return values + smoothing * total
+        sums = torch.stack([weight[other.start : other.stop].sum() for other in shard.others()])
+        weighted = weight.sum() * total - (told[:, 3] + carries * sums[:, None]).sum(0)
+        return values + weighted * (smoothing / shard.num_classes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        local, target, s, r, shift, later = ctx.saved_tensors
-        shard, hit, each = ctx.shard, 1 - ctx.smoothing, ctx.smoothing / ctx.shard.num_classes
-        g = (local + shift[:, None]).exp_().sub_(each)  # softmax minus the smoothed target
+        local, target, s, r, shift, later, hit, weight = ctx.saved_tensors
+        shard, each = ctx.shard, ctx.each
+        own, after, every = 1.0, shard.num_classes - shard.stop, shard.num_classes
+        if weight is not None:
+            own, after, every = weight[shard.start : shard.stop], weight[shard.stop :].sum(), weight.sum()
+        mass = hit + each * every  # what the softmax is multiplied with
+        g = (local + shift[:, None]).exp_().mul_(mass[:, None])
         if shard.num_columns:
+            g[:, : shard.num_columns] -= each * own
             inside, column = _own_column(target, shard)
-            g.scatter_add_(1, column, -hit * inside.to(g.dtype)[:, None])
+            g.scatter_add_(1, column, -(hit * inside)[:, None])
         if shard.stop < shard.num_classes:  # in place of a last class of our own: the sum over all later ranks'
-            g[:, -1] = later - hit * (target >= shard.stop).to(g.dtype) - each * (shard.num_classes - shard.stop)
-        return _adjoint(g.mul_(gradient[:, None]), s, r), *[None] * 6
+            g[:, -1] = mass * later - hit * (target >= shard.stop) - each * after
+        return _adjoint(g.mul_(gradient[:, None]), s, r), *[None] * 7
 
 
-def _summary(local: Tensor, target: Tensor, shard: Shard) -> Tensor:
-    """Return (3, B): the sum that later ranks need, the log of the sum of exponentials, the target's logit or 0."""
-    own = local[:, : shard.num_columns]
-    if not shard.num_columns:
-        return torch.stack([local[:, -1], torch.full_like(local[:, -1], -torch.inf), torch.zeros_like(local[:, -1])])
-    inside, column = _own_column(target, shard)
-    chosen = torch.where(inside, own.gather(1, column)[:, 0], 0.0)
-    return torch.stack([local[:, -1], own.logsumexp(1), chosen])
+def _summary(local: Tensor, target: Tensor, shard: Shard, weight: Tensor | None) -> Tensor:
+    """Return (3, B): the sum that later ranks need, the log of the sum of exponentials, the target's logit or 0.
+
+    With weights (4, B): also the weighted sum of the logits.
+    """
+    own, zeros = local[:, : shard.num_columns], torch.zeros_like(local[:, -1])
+    told = [local[:, -1], torch.full_like(zeros, -torch.inf), zeros]
+    if shard.num_columns:
+        inside, column = _own_column(target, shard)
+        told[1:] = own.logsumexp(1), torch.where(inside, own.gather(1, column)[:, 0], 0.0)
+    return torch.stack(told if weight is None else [*told, own @ weight[shard.start : shard.stop]])
 
 
 def _own_column(target: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:

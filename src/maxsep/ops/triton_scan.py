@@ -34,7 +34,7 @@ def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
             "impl='triton' needs the package triton, which is not installed. Install it "
             "(pip install 'maxsep[kernels]') or leave impl out: every form gives the same values."
         )
-    if x.device.type != "cuda" and not _is_interpreting():
+    if x.device.type != "cuda" and not is_interpreting():
         raise RuntimeError(
             f"impl='triton' is for CUDA tensors, x is on '{x.device}'. "
             "Leave impl out: every form gives the same values."
@@ -224,5 +224,6 @@ def on_device_of(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
-def _is_interpreting() -> bool:
+def is_interpreting() -> bool:
+    """Return whether Triton is asked to interpret its programs, which then run on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -120,6 +120,7 @@ def _kept(head: AnyHead, optimiser: Optimiser) -> tuple[dict[str, Tensor], dict[
     """Return all tensors that have a row per class, by name, and the optimiser's plain numbers by parameter."""
     rows: dict[str, Tensor] = dict(head.named_parameters())
     numbers: dict[str, dict[str, Any]] = {}
+    _check_trains(head, optimiser)
     for name, parameter in head.named_parameters():
         numbers[name] = {}
         for key, value in ({} if optimiser is None else optimiser.state.get(parameter, {})).items():
@@ -134,6 +135,17 @@ def _kept(head: AnyHead, optimiser: Optimiser) -> tuple[dict[str, Tensor], dict[
                 is_tensor = isinstance(value, Tensor)
                 numbers[name][key] = {"tensor": is_tensor, "value": value.item() if is_tensor else value}
     return rows, numbers
+
+
+def _check_trains(head: AnyHead, optimiser: Optimiser) -> None:
+    if optimiser is None:
+        return
+    trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    if missing := [name for name, parameter in head.named_parameters() if id(parameter) not in trained]:
+        raise ValueError(
+            f"the optimiser does not train the head's {' and '.join(missing)}. Pass the one that was built with "
+            "head.parameters(), or leave optimiser= out."
+        )
 
 
 def _describe(head: ClassParallelHead, optimiser: Optimiser) -> dict[str, Any]:
@@ -168,6 +180,7 @@ def _checked_description(folder: Path, head: AnyHead, optimiser: Optimiser) -> d
     for name, own in _identity(head).items():
         if found[name] != own:
             raise ValueError(f"{folder} holds a head with {name}={found[name]}, this one has {own}. Build it alike.")
+    _check_trains(head, optimiser)
     if optimiser is not None and found["optimiser"] is None:
         raise ValueError(f"{folder} was saved without optimiser=, so there is no state to load. Leave it out here too.")
     return found

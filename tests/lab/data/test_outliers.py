@@ -27,6 +27,15 @@ def first_pixels(images):
     return images.images[:, 0, 0, 0].tolist()
 
 
+def test_svhn_needs_no_training_digits(root):
+    whole = load_outliers("svhn", root).images
+    (root / "svhn" / "train_32x32.mat").unlink()
+    assert load_outliers("svhn", root).images.equal(whole)
+    (root / "svhn" / "test_32x32.mat").unlink()
+    with pytest.raises(FileNotFoundError, match=r"svhn is not in .*test_32x32.mat there"):
+        load_outliers("svhn", root)
+
+
 def test_svhn_is_its_test_split(root):
     assert load_outliers("svhn", root).images.shape == (20, 3, 32, 32)
     assert origin("svhn", root) == "SVHN test, not the official file"

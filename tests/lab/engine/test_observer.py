@@ -1,7 +1,6 @@
 """Watching features while a run is trained: it sees what evaluation sees, and training does not notice."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -17,16 +16,8 @@ WATCHED = SPEC.replace(features_at=(1, 3))
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for part in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        images = rng.integers(0, 256, (20, 3072), dtype=np.uint8)
-        (folder / part).write_bytes(pickle.dumps({"data": images, "labels": [*range(10)] * 2}, protocol=2))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {i}" for i in range(10)]}, protocol=2))
-    return root
+def root(tmp_path_factory, tiny_cifar):
+    return tiny_cifar(tmp_path_factory.mktemp("data"), images=20)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """The recipe beyond the paper: its cells, its choices, and a run of every kind on a handful of images."""
 
 import json
-import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from maxsep.lab import grid, recipes
@@ -84,17 +82,8 @@ def test_what_is_chosen_follows_from_the_committed_search(cell):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for part in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        batch = {"data": rng.integers(0, 256, (400, 3072), dtype=np.uint8), "labels": [i % 10 for i in range(400)]}
-        (folder / part).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"label_names": [f"class {i}" for i in range(10)]}
-    (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
-    return root
+def data(tmp_path_factory, tiny_cifar):
+    return tiny_cifar(tmp_path_factory.mktemp("data"), images=400)
 
 
 def test_a_run_of_every_kind_and_the_report(data, tmp_path):

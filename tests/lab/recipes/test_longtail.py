@@ -1,8 +1,5 @@
 """The table of LDAM and MiSLAS: its cells, the protocols' constants, and a run of every kind on a handful of images."""
 
-import pickle
-
-import numpy as np
 import pytest
 
 from maxsep.lab import grid, recipes
@@ -89,18 +86,8 @@ def test_the_papers_slip_is_told():
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    folder = root / "cifar-100-python"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 1000), ("test", 100)):
-        images = rng.integers(0, 256, (count, 3072), dtype=np.uint8)
-        batch = {"data": images, "fine_labels": [i % 100 for i in range(count)]}
-        (folder / part).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"fine_label_names": [f"class {i}" for i in range(100)]}
-    (folder / "meta").write_bytes(pickle.dumps(names, protocol=2))
-    return root
+def data(tmp_path_factory, tiny_cifar):
+    return tiny_cifar(tmp_path_factory.mktemp("data"), "cifar100", images=1000)
 
 
 def test_it_runs_and_its_report_tells_both_epochs_and_the_shots(data, tmp_path):

@@ -3,10 +3,8 @@
 Later cases read the runs of earlier ones, so the file runs in one process (`--dist loadfile`).
 """
 
-import pickle
 import shutil
 
-import numpy as np
 import pytest
 
 from maxsep.lab import grid, recipes
@@ -14,18 +12,8 @@ from maxsep.lab.report import render
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for part in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        images = rng.integers(0, 256, (40, 3072), dtype=np.uint8)
-        batch = {"data": images, "labels": [i % 10 for i in range(40)]}
-        (folder / part).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"label_names": [f"class {i}" for i in range(10)]}
-    (folder / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
-    return root
+def data(tmp_path_factory, tiny_cifar):
+    return tiny_cifar(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

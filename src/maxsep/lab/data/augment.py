@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,8 +113,16 @@ class Chain:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
-        for step in self.steps:
-            images = step(images, generator)
+        return self.apply(images, self.draw(images, generator))
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[NamedTuple, ...]:
+        """Draw the parameters of all steps, which none of them changes the shape for, without applying them."""
+        return tuple(step.draw(images, generator) for step in self.steps)
+
+    def apply(self, images: Tensor, draws: tuple[Any, ...]) -> Tensor:
+        """Apply drawn parameters, step by step."""
+        for step, draw in zip(self.steps, draws, strict=True):
+            images = step.apply(images, draw)
         return images
 
 

@@ -15,7 +15,7 @@ from maxsep.lab.data.imageset import ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.open_set import keep_classes, parse_open_set
 from maxsep.lab.data.open_set_splits import UNKNOWN_OF_CIFAR100
-from maxsep.lab.data.svhn import load_svhn
+from maxsep.lab.data.svhn import FILES, load_svhn_test
 
 UNKNOWN = ("unknown", *UNKNOWN_OF_CIFAR100)
 """Unknown sets of open-set splits: the classes that were left out, or classes of CIFAR-100."""
@@ -114,8 +114,10 @@ def _load(name: str, root: str | Path | None, like: str, size: int) -> Tensor:
 
 
 def _test(dataset: str, base: Path) -> ImageSet:
+    if dataset == "svhn" and (base / "svhn" / FILES["test"]).is_file():
+        return load_svhn_test(base)  # the training digits are not needed
     sources.ensure(dataset, base)
-    return load_svhn(base).test if dataset == "svhn" else load_cifar(dataset, base).test
+    return load_svhn_test(base) if dataset == "svhn" else load_cifar(dataset, base).test
 
 
 def _read_places(base: Path) -> Tensor:

@@ -23,6 +23,11 @@ def load_svhn(root: Path) -> Data:
     return Data("svhn", train, test)
 
 
+def load_svhn_test(root: Path) -> ImageSet:
+    """Read SVHN's test digits alone, which is all that outlier detection needs."""
+    return _read(root / "svhn" / FILES["test"])
+
+
 def _read(path: Path) -> ImageSet:
     import numpy as np
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from maxsep.lab.data import Data, augmentation, normalisation
+from maxsep.lab.engine.augmenting import CompiledAugmentation
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.losses import build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
@@ -17,7 +18,7 @@ from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.seeds import derive
 from maxsep.lab.engine.stages import rest, take_over
 from maxsep.lab.engine.state import RandomStates
-from maxsep.lab.engine.step import Step
+from maxsep.lab.engine.step import Augmentation, Step
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.engine.trainer import Trainer
 from maxsep.lab.spec import Execution, RunSpec
@@ -62,7 +63,7 @@ def assemble(
         optimiser=wrapped,
         loss=loss,
         images=data.train,
-        augment=augmentation(spec.augmentation),
+        augment=_augmentation(spec, execution, fabric),
         generator=random.augmentation,
         mixing=random.mixup,
     )
@@ -83,6 +84,14 @@ def assemble(
         progress=progress,
         stop=stop,
     )
+
+
+def _augmentation(spec: RunSpec, execution: Execution, fabric: Any) -> Augmentation:
+    augment = augmentation(spec.augmentation)
+    # on a CPU the network takes all the time, and compiling would take more
+    if not execution.compile or fabric.device.type != "cuda":
+        return augment
+    return CompiledAugmentation(augment, spec.batch_size // fabric.world_size)
 
 
 def _compile(pipeline: Pipeline, spec: RunSpec, execution: Execution, world_size: int) -> None:

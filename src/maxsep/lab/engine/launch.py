@@ -44,6 +44,18 @@ def make_fabric(spec: RunSpec, execution: Execution) -> Any:
     return Fabric(accelerator=device, devices=execution.devices, strategy=strategy, precision=spec.precision)
 
 
+def check_precision(name: str) -> None:
+    """Raise if there is no such precision.
+
+    >>> check_precision("fp8")
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown precision 'fp8'. Known: 16-mixed, 32-true, 64-true, bf16-mixed, bf16-true.
+    """
+    if name not in PRECISIONS:
+        raise ValueError(f"unknown precision {name!r}. Known: {', '.join(PRECISIONS)}.")
+
+
 def _device(execution: Execution) -> str:
     if execution.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,8 +67,7 @@ def _device(execution: Execution) -> str:
 
 
 def _check(spec: RunSpec, execution: Execution, device: str) -> None:
-    if spec.precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {spec.precision!r}. Known: {', '.join(PRECISIONS)}.")
+    check_precision(spec.precision)
     if execution.devices < 1 or execution.checkpoint_every < 1:
         raise ValueError(
             "devices and checkpoint_every must be at least 1, got "

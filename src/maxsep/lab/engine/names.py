@@ -34,6 +34,11 @@ def check_names(spec: RunSpec) -> None:
             f"features_at keeps features of known and unknown images, and {spec.dataset!r} has no unknown ones. "
             "Train on an open-set split such as osr_cifar10_0, or leave features_at out."
         )
+    if spec.loss == "ldam" and "cosine" not in spec.head:
+        raise ValueError(
+            f"the loss ldam takes a margin off cosines, and the head {spec.head!r} gives logits of any size. Take the "
+            f"head {' or '.join(name for name in heads.names() if 'cosine' in name)}, or another loss."
+        )
     schedules.learning_rate(spec, 0)  # its options are checked with its name
 
 

@@ -176,3 +176,22 @@ def _line(row: dict[str, Any]) -> str:
 
 def _encode(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read a finished run's weights.
+
+    Raises:
+        FileNotFoundError: The file is not there; run records are often kept without it.
+        ValueError: The file is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / "weights.safetensors"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there: this run was kept without its weights. Train it again.")
+    try:
+        return load_file(path)  # type: ignore[no-any-return]
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}). Delete the run's folder and train it again.") from error

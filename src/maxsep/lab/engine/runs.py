@@ -14,7 +14,7 @@ from maxsep.lab.data import normalisation, prepare
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import build_loss, reweight
 from maxsep.lab.engine.model import Pipeline, build_model
-from maxsep.lab.engine.record import SCHEMA, read_metrics
+from maxsep.lab.engine.record import SCHEMA, read_metrics, read_weights
 from maxsep.lab.networks import Network
 from maxsep.lab.spec import RunSpec
 
@@ -65,6 +65,8 @@ def load_run(folder: str | Path) -> RunResult:
     """
     folder = Path(folder)
     path = folder / "result.json"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}. Name the folder of a run, such as runs/NAME.")
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no finished run: there is no result.json. Train it to the end first.")
     try:
@@ -87,14 +89,13 @@ def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
 
     The network takes images normalised with `load_run(folder).preprocessing`.
     """
-    from safetensors.torch import load_file
-
     run = load_run(folder)
+    weights = read_weights(run.folder)
     classes = len(run.preprocessing["classes"])
     channels, height, width = run.preprocessing["shape"]
     with torch.random.fork_rng(devices=[]):
         network = build_model(run.spec, (channels, height, width), classes)
-    network.load_state_dict(load_file(run.folder / "weights.safetensors"))
+    network.load_state_dict(weights)
     network.eval()
     return network, run.spec
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.engine.record import read_weights
 from maxsep.lab.networks import Network
 from maxsep.lab.spec import RunSpec
 
@@ -22,9 +23,7 @@ def take_over(spec: RunSpec, network: Network, runs: Path) -> None:
     """
     if spec.start_from is None:
         return
-    from safetensors.torch import load_file
-
-    found = load_file(runs / spec.start_from.name / "weights.safetensors")
+    found = read_weights(runs / spec.start_from.name)
     if spec.logit_scaling and not spec.start_from.logit_scaling:
         found = {_below(name): value for name, value in found.items()}
         own = network.state_dict()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maxsep.ops.dispatch import wide_dtype
 from maxsep.ops.fused import torch_form
 from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes
 from maxsep.ops.fused.logits_side import separated, unseparated_
@@ -49,13 +50,13 @@ class Stream:
         self.x, self.weight, self.target, self.offset, self.class_weight = x, weight, target, offset, class_weight
         self.radius, self.side, self.chunk, self.form = radius, side, chunk, form
         self.steps = _steps(form)
-        self.wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        self.num_classes = len(weight) + (side != "plain")
+        self.wide = wide_dtype(x)
+        self.num_classes = weight.shape[0] + (side != "plain")
         self.grain = chunk if chunk and form == "torch" else GRAIN
         # a plain weight is used as it lies unless it needs a factor or another precision
         folds = side == "weight" or (side == "plain" and (radius != 1 or weight.dtype != x.dtype))
         items = x.element_size(), weight.element_size()
-        self.sizes = Sizes(self.num_classes, len(x), x.shape[1], *items, folds, self.steps.PAD)
+        self.sizes = Sizes(self.num_classes, x.shape[0], x.shape[1], *items, folds, self.steps.PAD)
 
     @functools.cached_property
     def joins(self) -> bool:

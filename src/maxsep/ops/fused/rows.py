@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.fused.passes import Stream
+from maxsep.ops.row_cross_entropy import refuse_second_derivatives
+from maxsep.ops.triton_scan import IS_INSTALLED, on_device_of
 
 
 def row_losses(
@@ -51,7 +53,7 @@ def row_losses(
     """
     side = "plain"
     if separate:
-        side = "logits" if len(x) < x.shape[1] else "weight"
+        side = "logits" if x.shape[0] < x.shape[1] else "weight"
     if form is None:
         form = "triton" if side != "logits" and _triton_suits(x, weight) else "torch"
     nll, smooth, _, _ = torch.ops.maxsep.row_losses(
@@ -61,10 +63,8 @@ def row_losses(
 
 
 def _triton_suits(x: Tensor, weight: Tensor) -> bool:
-    from torch.utils._triton import has_triton
-
     fine = (torch.float32, torch.bfloat16, torch.float16)
-    return x.device.type == "cuda" and x.dtype in fine and weight.dtype in fine and has_triton()
+    return IS_INSTALLED and x.device.type == "cuda" and x.dtype in fine and weight.dtype in fine
 
 
 _LAYER = "Tensor x, Tensor weight, Tensor target, Tensor? offset, Tensor? class_weight, float radius, str side, "
@@ -75,7 +75,7 @@ _BACKWARD = f"({_LAYER}int chunk, str form, Tensor u, Tensor? v, Tensor lse, Ten
 @torch.library.custom_op("maxsep::row_losses", mutates_args=(), schema=_SCHEMA)
 def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *layer, smoothing = given
-    with torch.autocast(layer[0].device.type, enabled=False):
+    with on_device_of(layer[0]), torch.autocast(layer[0].device.type, enabled=False):
         return Stream(*layer).forward(smoothing)
 
 
@@ -84,7 +84,7 @@ def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 )
 def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     *layer, u, v, lse, carries, wants = given
-    with torch.autocast(lse.device.type, enabled=False):
+    with on_device_of(lse), torch.autocast(lse.device.type, enabled=False):
         return Stream(*layer).backward(u, v, lse, carries, tuple(wants))
 
 
@@ -92,7 +92,7 @@ def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *layer, _smoothing = given
     stream = Stream(*layer)
-    rows = stream.x.new_empty(len(stream.x), dtype=stream.wide)
+    rows = stream.x.new_empty(stream.x.shape[0], dtype=stream.wide)
     return rows, torch.empty_like(rows), torch.empty_like(rows), stream.empty_carries()
 
 
@@ -126,12 +126,5 @@ def _differentiate(ctx: Any, u: Tensor, v: Tensor, *_: Any) -> tuple[Tensor | No
     return dx, dw, None, do, *(None,) * 6
 
 
-def _refuse(ctx: Any, *_: Any) -> None:
-    raise RuntimeError(
-        "fused_cross_entropy has first derivatives only, and its gradient was asked for one. "
-        "Leave create_graph out, or take F.cross_entropy(head(x), target), which has them all."
-    )
-
-
 _forward.register_autograd(_differentiate, setup_context=_keep)
-_backward.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)
+_backward.register_autograd(refuse_second_derivatives, setup_context=lambda ctx, inputs, output: None)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
-import os
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from maxsep.ops.fused import kernels, product_kernels
 from maxsep.ops.fused.state import RowState
+from maxsep.ops.kernels import chunks, products
+from maxsep.ops.triton_scan import is_interpreting, scale_of
 
 PAD = 8
 """Rows of logits start at multiples of 16 bytes, as the copy engine of a GPU wants it."""
@@ -29,15 +28,15 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
     """Return sum_{i < b grain} r_i W_i for every block b of classes, (blocks, width)."""
     assert wide == torch.float32
     rows = len(weight)
-    return _scanned(weight, rows + 1, rows, _factor(rows + 1, radius), grain, weighted=True)
+    return _scanned(weight, rows + 1, rows, scale_of(radius, rows), grain, weighted=True)
 
 
 def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int, stop: int, out: Tensor) -> None:
     """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain."""
     rows, width = weight.shape
     grid = (triton.cdiv(stop - start, grain), triton.cdiv(width, COLS))
-    factor = _factor(rows + 1, radius)
-    kernels.fold_rows[grid](
+    factor = scale_of(radius, rows)
+    chunks.fold_rows[grid](
         weight, carries, out, start, stop, rows, width, rows, factor, GRAIN=grain, COLS=COLS, num_warps=8
     )
 
@@ -49,8 +48,8 @@ def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
     grain = 256
     carries = _scanned(gradient, rows, rows - 1, 1.0, grain, weighted=False)
     grid = (triton.cdiv(rows, grain), triton.cdiv(width, COLS))
-    factor = _factor(rows, radius)
-    kernels.adjoint_rows[grid](gradient, carries, rows, width, rows - 1, factor, GRAIN=grain, COLS=COLS, num_warps=8)
+    factor = scale_of(radius, rows - 1)
+    chunks.adjoint_rows[grid](gradient, carries, rows, width, rows - 1, factor, GRAIN=grain, COLS=COLS, num_warps=8)
 
 
 def accumulate(
@@ -58,7 +57,7 @@ def accumulate(
 ) -> None:
     """Take a chunk of logits, (B, c), into the running maximum, sum of exponentials, target logit and sum."""
     batch, size = logits.shape
-    kernels.accumulate_rows[(batch,)](
+    chunks.accumulate_rows[(batch,)](
         logits, offset, weight, target, state.most, state.sum, state.target, state.total, start, size, logits.stride(0),
         OFFSET=offset is not None, WEIGHT=weight is not None, TOTAL=state.total is not None,
         SIZE=min(4096, triton.next_power_of_2(size)), num_warps=8,
@@ -81,7 +80,7 @@ def gradient_(
     tiles = 1 if columns is None else triton.cdiv(batch, rows * ROW_GROUPS)
     grid = (triton.cdiv(size, cols), triton.cdiv(batch, rows * tiles))
     partial = None if columns is None else columns.new_empty(grid[1], size)
-    kernels.gradient_rows[grid](
+    chunks.gradient_rows[grid](
         logits, offset, weight, target, lse, a, u, v, partial, start, size, batch, logits.stride(0),
         OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, COLUMNS=columns is not None,
         TILES=tiles, ROWS=rows, COLS=cols, num_warps=4,
@@ -95,7 +94,7 @@ def joins(x: Tensor, weight: Tensor) -> bool:
     """Say whether the product and what follows it can be one kernel: half precision, and a copy engine to feed it."""
     if any(tensor.data_ptr() % 16 or x.shape[1] * tensor.element_size() % 16 for tensor in (x, weight)):
         return False
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if is_interpreting():
         return True
     half = x.dtype in (torch.float16, torch.bfloat16)
     return half and torch.cuda.get_device_capability(x.device)[0] >= 9
@@ -119,7 +118,7 @@ def accumulate_product(
     """Take the logits of a chunk of classes, x folded^T, into the state without writing them."""
     batch, width = x.shape
     splits, tile = len(state.most), FORWARD_TILE
-    product_kernels.accumulate_product[(triton.cdiv(batch, tile["ROWS"]) * splits,)](
+    products.accumulate_product[(triton.cdiv(batch, tile["ROWS"]) * splits,)](
         TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]]),
         TensorDescriptor.from_tensor(folded, [tile["COLS"], tile["INNER"]]),
         offset, weight, target, state.most, state.sum, state.target, state.total, start, len(folded), batch, splits,
@@ -144,7 +143,7 @@ def gradient_product(
     row_tiles = triton.cdiv(batch, tile["ROWS"])
     programs = min(_programs(x, tile), row_tiles * triton.cdiv(size, tile["COLS"]))
     partial = None if columns is None else columns.new_empty(row_tiles, size)
-    product_kernels.gradient_product[(programs,)](
+    products.gradient_product[(programs,)](
         TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]]),
         TensorDescriptor.from_tensor(folded, [tile["COLS"], tile["INNER"]]),
         TensorDescriptor.from_tensor(out, [tile["ROWS"], tile["COLS"]]),
@@ -172,14 +171,10 @@ def _scanned(source: Tensor, rows: int, k: int, factor: float, grain: int, *, we
     blocks = triton.cdiv(rows, grain)
     sums = torch.empty(blocks, width, dtype=torch.float32, device=source.device)
     grid = (blocks, triton.cdiv(width, COLS))
-    kernels.block_sums[grid](
+    chunks.block_sums[grid](
         source, sums, len(source), width, k, factor, WEIGHTED=weighted, GRAIN=grain, COLS=COLS, num_warps=8
     )
-    kernels.scan_blocks[(triton.cdiv(width, 16),)](
+    chunks.scan_blocks[(triton.cdiv(width, 16),)](
         sums, blocks, width, REVERSE=not weighted, ROWS=64, COLS=16, num_warps=4
     )
     return sums
-
-
-def _factor(num_classes: int, radius: float) -> float:
-    return radius * math.sqrt(num_classes / (num_classes - 1))

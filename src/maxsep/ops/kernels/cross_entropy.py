@@ -12,13 +12,13 @@ made in the order of the classes: gz_i = n r_i g_i + r_i sum_{j<=i} g_j. See `ro
 import triton
 import triton.language as tl
 
-from maxsep.ops.kernels.rows import _coefficients
+from maxsep.ops.kernels.rows import coefficients
 
 
 @triton.jit
 def _logits(z, column, offset, row_mask, carry, i, k, a, end, HAS_OFFSET: tl.constexpr):
     """Return a tile of logits, -inf beyond the last class, and the carry for the next tile."""
-    n, r = _coefficients(i, k, a)
+    n, r = coefficients(i, k, a)
     y = tl.load(z + i.to(tl.int64)[None, :] * column, mask=row_mask & (i < end)[None, :]).to(tl.float32)
     y = tl.where(i[None, :] < k, y, 0.0) * r[None, :]
     o = y * (n + 1)[None, :] - (tl.cumsum(y, axis=1) + carry[:, None])
@@ -49,7 +49,7 @@ def forward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    z += row[:, None] * (z_row * ALIGN)
+    z += (row * z_row * ALIGN)[:, None]
     t = tl.load(target + row, mask=inside, other=0)
     counts = (t != ignore) & (t >= 0) & (t <= k)
     carry = tl.zeros([ROWS], tl.float32)
@@ -109,8 +109,8 @@ def backward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    z += row[:, None] * (z_row * ALIGN)
-    out += row[:, None] * (out_row * OUT_ALIGN)
+    z += (row * z_row * ALIGN)[:, None]
+    out += (row * out_row * OUT_ALIGN)[:, None]
     t = tl.load(target + row, mask=inside, other=0)
     counts = (t != ignore) & (t >= 0) & (t <= k)
     log_sum = tl.load(lse + row, mask=inside, other=0.0)
@@ -134,7 +134,7 @@ def backward(
             if HAS_WEIGHT:
                 w = tl.load(weight + i, mask=i <= k, other=0.0)
             g -= smoothing / (k + 1) * w[None, :]
-        n, r = _coefficients(i, k, a)
+        n, r = coefficients(i, k, a)
         gz = r[None, :] * (n[None, :] * g + tl.cumsum(g, axis=1) + before[:, None]) * factor[:, None]
         before += tl.sum(g, axis=1)
         out_mask = inside[:, None] & (i < out_end * OUT_ALIGN)[None, :]

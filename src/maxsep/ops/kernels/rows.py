@@ -22,14 +22,14 @@ import triton.language as tl
 
 
 @triton.jit
-def _coefficients(i, k, a):
+def coefficients(i, k, a):
     n = tl.maximum(k - i, 1).to(tl.float32)  # the last class has no coefficient; its x is zero
     return n, a * tl.rsqrt(n * n + n)
 
 
 @triton.jit
 def _forward_tile(x, out, x_mask, out_mask, carry, i, k, a, LAST: tl.constexpr):
-    n, r = _coefficients(i, k, a)
+    n, r = coefficients(i, k, a)
     y = tl.load(x, mask=x_mask).to(tl.float32)
     if LAST:
         y = tl.where(i[None, :] < k, y, 0.0)  # padding that was read along
@@ -41,7 +41,7 @@ def _forward_tile(x, out, x_mask, out_mask, carry, i, k, a, LAST: tl.constexpr):
 
 @triton.jit
 def _adjoint_tile(g, out, g_mask, out_mask, carry, i, k, a, LAST: tl.constexpr, REVERSE: tl.constexpr):
-    n, r = _coefficients(i, k, a)
+    n, r = coefficients(i, k, a)
     v = tl.load(g, mask=g_mask).to(tl.float32)
     if LAST:
         v = tl.where(i[None, :] <= k, v, 0.0)
@@ -70,7 +70,7 @@ def partial_sums(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     chunk = tl.program_id(1)
-    x += row[:, None] * (x_row * X_ALIGN)
+    x += (row * x_row * X_ALIGN)[:, None]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(chunk * span, tl.minimum((chunk + 1) * span, width), BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -78,7 +78,7 @@ def partial_sums(
         v = tl.load(x + i.to(tl.int64)[None, :] * x_column, mask=mask, other=0.0).to(tl.float32)
         v = tl.where(i[None, :] < width, v, 0.0)
         if WEIGHTED:
-            v *= _coefficients(i, k, a)[1][None, :]
+            v *= coefficients(i, k, a)[1][None, :]
         total += v
     tl.store(partial + row * chunks + chunk, tl.sum(total, axis=1), mask=inside)
 
@@ -92,8 +92,8 @@ def forward(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     chunk = tl.program_id(1)
-    x += row[:, None] * (x_row * X_ALIGN)
-    out += row[:, None] * (out_row * OUT_ALIGN)
+    x += (row * x_row * X_ALIGN)[:, None]
+    out += (row * out_row * OUT_ALIGN)[:, None]
     carry = tl.zeros([ROWS], tl.float32)
     if CHUNKS > 1:
         carry = _carry(partial, row, inside, chunk, chunks, False, CHUNKS)
@@ -121,8 +121,8 @@ def adjoint(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     chunk = tl.program_id(1)
-    g += row[:, None] * (g_row * X_ALIGN)
-    out += row[:, None] * (out_row * OUT_ALIGN)
+    g += (row * g_row * X_ALIGN)[:, None]
+    out += (row * out_row * OUT_ALIGN)[:, None]
     carry = tl.zeros([ROWS], tl.float32)
     if CHUNKS > 1:
         carry = _carry(partial, row, inside, chunk, chunks, True, CHUNKS)

@@ -1,23 +1,12 @@
-r"""The steps of the streamed loss as Triton kernels; `triton_form` launches them, `torch_form` says what they compute.
+"""The steps of the streamed loss; `ops/fused/triton_form.py` launches them, `torch_form.py` says what they compute.
 
-The coefficients of P follow from the row number, n = k - i: factor = radius sqrt(C/k), s = factor sqrt(n/(n+1)),
-r = s/n, in float32, which counts exactly to 2^24 and beyond it errs in n/(n+1) by less than its rounding.
+Matrices are contiguous, rows are classes or samples. See `rows` for the coefficients: s = n r.
 """
-
-# ruff: noqa: ANN001, ANN201, ANN202 (a kernel's arguments are pointers and numbers of the compiler's own types)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
-from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _coefficients(row, k, factor):
-    n = tl.maximum(k - row, 0).to(tl.float32)
-    s = factor * tl.sqrt(n / (n + 1))
-    return s, s / tl.maximum(n, 1.0)
+from maxsep.ops.kernels.rows import coefficients
 
 
 @triton.jit
@@ -29,8 +18,7 @@ def block_sums(source, sums, rows, width, k, factor, WEIGHTED: tl.constexpr, GRA
     keep = (row < rows)[:, None] & (col < width)[None, :]
     value = tl.load(source + row.to(tl.int64)[:, None] * width + col[None, :], mask=keep, other=0.0).to(tl.float32)
     if WEIGHTED:
-        _, r = _coefficients(row, k, factor)
-        value *= r[:, None]
+        value *= coefficients(row, k, factor)[1][:, None]
     tl.store(sums + block.to(tl.int64) * width + col, tl.sum(value, 0), mask=col < width)
 
 
@@ -60,10 +48,10 @@ def fold_rows(weight, carries, out, start, stop, rows, width, k, factor, GRAIN: 
     inside = (col < width)[None, :]
     place = row.to(tl.int64)[:, None] * width + col[None, :]
     value = tl.load(weight + place, mask=(row < rows)[:, None] & inside, other=0.0).to(tl.float32)
-    s, r = _coefficients(row, k, factor)
+    n, r = coefficients(row, k, factor)
     weighted = value * r[:, None]
     carry = tl.load(carries + block * width + col, mask=col < width, other=0.0)
-    folded = value * s[:, None] - carry[None, :] - (tl.cumsum(weighted, 0) - weighted)
+    folded = weighted * (n + 1)[:, None] - (carry[None, :] + tl.cumsum(weighted, 0))
     place -= start.to(tl.int64) * width
     tl.store(out + place, folded.to(out.dtype.element_ty), mask=(row < stop)[:, None] & inside)
 
@@ -77,10 +65,10 @@ def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr,
     keep = (row < rows)[:, None] & (col < width)[None, :]
     place = gradient + row.to(tl.int64)[:, None] * width + col[None, :]
     value = tl.load(place, mask=keep, other=0.0).to(tl.float32)
-    s, r = _coefficients(row, k, factor)
+    n, r = coefficients(row, k, factor)
     carry = tl.load(carries + block.to(tl.int64) * width + col, mask=col < width, other=0.0)
     later = (carry + tl.sum(value, 0))[None, :] - tl.cumsum(value, 0)
-    tl.store(place, (value * s[:, None] - r[:, None] * later).to(gradient.dtype.element_ty), mask=keep)
+    tl.store(place, (r[:, None] * (value * n[:, None] - later)).to(gradient.dtype.element_ty), mask=keep)
 
 
 @triton.jit

@@ -4,11 +4,6 @@ Tiles come through tensor descriptors (the copy engine of Hopper and later); the
 features are one flattened loop, so that the next tile is on its way while this one's exponentials are taken.
 """
 
-# ruff: noqa: ANN001, ANN201 (a kernel's arguments are pointers and numbers of the compiler's own types)
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
