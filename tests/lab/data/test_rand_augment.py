@@ -133,7 +133,7 @@ def test_every_image_of_a_batch_has_its_own(augment):
     images = pictures(100)
     draw = augment.draw(images, generator(5))
     expected = images
-    for chosen, centres in zip(*draw, strict=True):
+    for chosen, centres in zip(draw.chosen, draw.centres, strict=True):
         expected = torch.stack([with_pillow(augment, *one) for one in zip(expected, chosen, centres.T, strict=True)])
     result = augment(images, generator(5))
     assert torch.equal(result, expected)
@@ -227,6 +227,15 @@ def test_can_be_captured_after_the_first_call(name):
     with NoWaiting():
         result = augment(batch, generator())
     assert torch.equal(result, expected)
+
+
+def test_a_draw_brings_its_tables_along(monkeypatch):
+    """A compiled program would work them out anew in every step, and a captured one could not."""
+    batch = pictures()
+    draw = CIFAR.draw(batch, generator())
+    expected = CIFAR.apply(batch, RandDraw(draw.chosen, draw.centres))
+    monkeypatch.setattr("maxsep.lab.data.rand_augment._tables", None)
+    assert torch.equal(CIFAR.apply(batch, draw), expected)
 
 
 def test_a_flip_before_the_crop_has_the_same_distribution():

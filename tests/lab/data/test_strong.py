@@ -87,6 +87,14 @@ def test_can_be_captured_after_the_first_call():
     assert torch.equal(result, expected)
 
 
+def test_a_draw_brings_its_tables_along(monkeypatch):
+    batch = images()
+    draw = EVERYTHING.draw(batch, generator())
+    expected = EVERYTHING.apply(batch, StrongDraw(draw.chosen, draw.centre))
+    monkeypatch.setattr("maxsep.lab.data.strong._tables", None)
+    assert torch.equal(EVERYTHING.apply(batch, draw), expected)
+
+
 def test_the_hole_is_half_as_wide_as_the_image():
     for size, side in ((32, 16), (8, 4)):
         batch = torch.full((1, 1, size, size), 9, dtype=torch.uint8)

@@ -33,6 +33,14 @@ _COLOURS = {3: (125, 123, 114), 1: (123,)}
 """What fills the hole, by the number of channels; the grey is how bright Pillow finds the colour."""
 
 
+class _Tables(NamedTuple):
+    pixels: Tables
+    sizes: Tensor
+    """float64 (2, 1): height and width."""
+    colour: Tensor
+    """uint8 (C, 1, 1): what fills a hole."""
+
+
 class RandDraw(NamedTuple):
     """What was drawn for a batch of B images, N operations each."""
 
@@ -40,6 +48,8 @@ class RandDraw(NamedTuple):
     """int64 (N, B): twice the position in `operations`, and one more for a positive sign."""
     centres: Tensor
     """float64 (N, 2, B): row and column of the middle of a hole, if there is one, in pixels from the corner."""
+    tables: _Tables | None = None
+    """What the operations do, kept on the device: looked for where it is not given, which a compiled program cannot."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +101,17 @@ class RandAugment:
         operation = torch.randint(operations, several, generator=generator, device=device)
         sign = torch.randint(0, 2, several, generator=generator, device=device)
         unit = torch.rand(self.count, 2, batch, generator=generator, device=device, dtype=torch.float64)
-        sizes = _tables(self.operations, self.level, (channels, height, width), device).sizes
-        return RandDraw(torch.add(sign, operation, alpha=2), unit * sizes)
+        tables = _tables(self.operations, self.level, (channels, height, width), device)
+        return RandDraw(torch.add(sign, operation, alpha=2), unit * tables.sizes, tables)
 
     def apply(self, images: Tensor, draw: RandDraw) -> Tensor:
         """Apply drawn parameters: uint8 (B, C, H, W) in, the same out."""
         channels, height, width = images.shape[1:]
-        tables = _tables(self.operations, self.level, (channels, height, width), images.device)
+        tables = draw.tables
+        if tables is None:
+            tables = _tables(self.operations, self.level, (channels, height, width), images.device)
         hole, side = self.operations.index("cutout"), strength("cutout", self.level)
-        for chosen, centres in zip(*draw, strict=True):
+        for chosen, centres in zip(draw.chosen, draw.centres, strict=True):
             images = operate(images, chosen, tables.pixels)
             images = _cut(images, chosen >> 1 == hole, side, centres, tables.colour)
         return images
@@ -122,14 +134,6 @@ def _cut(images: Tensor, chosen: Tensor, side: float, centres: Tensor, colour: T
     end = first + (int(side) + 1) * chosen
     rows, columns = torch.stack([first, end], dim=1).unbind()
     return paint(images, rows, columns, colour)
-
-
-class _Tables(NamedTuple):
-    pixels: Tables
-    sizes: Tensor
-    """float64 (2, 1): height and width."""
-    colour: Tensor
-    """uint8 (C, 1, 1): what fills a hole."""
 
 
 @functools.lru_cache(maxsize=16)

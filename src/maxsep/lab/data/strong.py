@@ -53,6 +53,14 @@ _POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...] = (
 """The 25 pairs of operations found on CIFAR-10, each with its probability and level."""
 
 
+class _Tables(NamedTuple):
+    pixels: Tables
+    chances: Tensor
+    """float64 (2, 25): how likely each operation of a pair is done."""
+    black: Tensor
+    """uint8 (C, 1, 1)."""
+
+
 class StrongDraw(NamedTuple):
     """What was drawn for a batch of B images."""
 
@@ -60,6 +68,8 @@ class StrongDraw(NamedTuple):
     """int64 (2, B): two operations for every image, one after the other: positions in `operations`."""
     centre: Tensor | None
     """int64 (2, B): row and column of the middle of the hole."""
+    tables: _Tables | None = None
+    """What the operations do, kept on the device: looked for where it is not given, which a compiled program cannot."""
 
 
 @dataclass(frozen=True)
@@ -94,24 +104,24 @@ class Strong:
                 f"strong augmentation knows grey and colour images, got {channels} channels. Use crop_flip."
             )
         device = images.device
+        tables = _tables(channels, height, width, device)
         chosen = centre = None
         if self.policy:
-            chances = _tables(channels, height, width, device).chances
             pair = torch.randint(len(_POLICY), (batch,), generator=generator, device=device)
             chance = torch.rand(2, batch, generator=generator, device=device, dtype=torch.float64)
             sign = torch.randint(0, 2, (2, batch), generator=generator, device=device)
             # the list has nothing, then the first operations of all pairs with either sign, then the second ones
             first, second = (torch.add(sign[i] + 1 + 2 * i * len(_POLICY), pair, alpha=2) for i in (0, 1))
-            chosen = torch.stack([first, second]) * (chance < chances[:, pair])
+            chosen = torch.stack([first, second]) * (chance < tables.chances[:, pair])
         if self.cutout:
             draws = [torch.randint(side, (batch,), generator=generator, device=device) for side in (height, width)]
             centre = torch.stack(draws)
-        return StrongDraw(chosen, centre)
+        return StrongDraw(chosen, centre, tables)
 
     def apply(self, images: Tensor, draw: StrongDraw) -> Tensor:
         """Apply drawn parameters: uint8 (B, C, H, W) in, the same out."""
         channels, height, width = images.shape[1:]
-        tables = _tables(channels, height, width, images.device)
+        tables = _tables(channels, height, width, images.device) if draw.tables is None else draw.tables
         if draw.chosen is not None:
             for chosen in draw.chosen:
                 images = operate(images, chosen, tables.pixels)
@@ -121,14 +131,6 @@ class Strong:
             rows, columns = torch.stack([first, first + side], dim=1).unbind()
             images = paint(images, rows, columns, tables.black)
         return images
-
-
-class _Tables(NamedTuple):
-    pixels: Tables
-    chances: Tensor
-    """float64 (2, 25): how likely each operation of a pair is done."""
-    black: Tensor
-    """uint8 (C, 1, 1)."""
 
 
 @functools.lru_cache(maxsize=16)

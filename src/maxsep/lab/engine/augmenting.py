@@ -24,9 +24,9 @@ class Drawing(Protocol):
 class CompiledAugmentation:
     """Run an augmentation of hundreds of small operations as a few kernels.
 
-    A small network's step is made of some four hundred kernels; AutoAugment with its tables, blends and moves is as
-    many again. The random numbers are those of the ordinary call, in the same order, and the pixels are the same: the
-    program may not contract products and sums, which would round some bytes otherwise.
+    A small network's step is made of one to four hundred kernels, and an operation on images of some sixty more.
+    The random numbers are those of the ordinary call, in the same order, and the pixels are the same: the program may
+    not contract products and sums, which would round some bytes otherwise.
 
     Args:
         augment: The ordinary augmentation.
