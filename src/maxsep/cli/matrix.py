@@ -44,14 +44,23 @@ def command(
         for row in simplex(classes).tolist():
             typer.echo("  " + "  ".join(f"{value:8.5f}" if value else f"{'0':>8}" for value in row))
     else:
-        size = 4 * classes * (classes - 1) / 2**20
-        typer.echo(
-            f"  dense it would take {size:,.1f} MiB; its two coefficient vectors take {8 * classes / 2**20:,.3f}."
-        )
+        dense, kept = format_bytes(4 * classes * (classes - 1)), format_bytes(8 * classes)
+        typer.echo(f"  dense it would take {dense}; its two coefficient vectors take {kept}.")
     typer.echo(
-        f"  errors in float64: squared norm {certificate.norm:.0e}, cosine {certificate.cosine:.0e} of 1/(C-1), "
-        f"mean {certificate.mean:.0e}."
+        f"  errors in float64: of squared norms {certificate.norm:.0e}, of the mean {certificate.mean:.0e}, of cosines "
+        f"{certificate.cosine:.0e} times their value."
     )
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes in the unit that suits it.
+
+    >>> format_bytes(800), format_bytes(8e6), format_bytes(4e12)
+    ('800 B', '7.6 MiB', '3.6 TiB')
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min(int(math.log2(max(count, 1)) // 10), len(units) - 1)
+    return f"{count:.0f} B" if power == 0 else f"{count / 1024**power:,.1f} {units[power]}"
 
 
 def _check_memory(classes: int) -> None:

@@ -25,7 +25,9 @@ EPILOG = (
 
 def command(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Which table or figure.")],
+    name: Annotated[
+        str, typer.Argument(help="Which table or figure: table1, longtail, beyond, ood, ...; all are named below.")
+    ],
     data: Data = None,
     download: Download = False,
     runs: Runs = Path("runs"),
