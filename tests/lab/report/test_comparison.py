@@ -71,3 +71,11 @@ def test_labels():
     assert dataset_label("folder:/a/b/birds/") == "birds"
     assert dataset_label("something") == "something"
     assert network_label("timm/vit") == "timm/vit"
+
+
+def test_a_search_does_not_lengthen_the_names_of_what_it_was_for(tmp_path, run_folder):
+    spec = RunSpec(dataset="cifar10", network="resnet32", imbalance=0.01, head="plain")
+    run_folder(tmp_path, spec)
+    run_folder(tmp_path, spec.replace(validation=0.2, weight_decay=1e-3))
+    shown, searched = sorted(settings_of(collect(tmp_path).records), key=lambda setting: setting.spec.validation)
+    assert (shown.distinction, searched.distinction) == ("", "")

@@ -162,11 +162,16 @@ def settings_of(records: Iterable[Record]) -> list[Setting]:
         entry.records[record.spec.seed] = record
     for setting in groups.values():
         setting.entries = dict(sorted(setting.entries.items(), key=lambda pair: pair[0].order))
-    for label in {setting.label for setting in groups.values()}:
-        namesakes = [setting for setting in groups.values() if setting.label == label]
+    for name in {_name(setting) for setting in groups.values()}:
+        namesakes = [setting for setting in groups.values() if _name(setting) == name]
         for setting, told in zip(namesakes, distinctions(namesakes).values(), strict=True):
             setting.distinction = told
     return sorted(groups.values(), key=_setting_order)
+
+
+def _name(setting: Setting) -> tuple[str, bool]:
+    # a search on held-out data is in no table with runs that read the test set
+    return setting.label, setting.spec.validation > 0
 
 
 def duel(settings: Sequence[Setting], head: str, other: str) -> str:
