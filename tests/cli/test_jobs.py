@@ -22,6 +22,14 @@ def test_two_processes_share_the_runs_and_one_report_comes_of_it(tmp_path):
         assert json.loads((tmp_path / name / "result.json").read_text())["resumed"] == 0
 
 
+def test_a_process_that_shares_the_work_leaves_summing_up_to_the_first(tmp_path, monkeypatch):
+    arguments = ["reproduce", "demo", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--runs", str(tmp_path)]
+    arguments += ["--only", "head=plain,validation=0", "--no-report"]
+    assert "1 trained, 0 already there" in CliRunner().invoke(app, arguments).output
+    monkeypatch.setenv(jobs.SHARED, "1")
+    assert CliRunner().invoke(app, arguments).output == ""
+
+
 def test_every_process_gets_the_command_as_it_was_given(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("maxsep.cli.reproduce.side_by_side", lambda *given, **how: seen.append((given, how)) or 3)

@@ -14,4 +14,10 @@ def test_a_line_for_each_event(capsys):
     assert told(capsys, "finished") == "[2/4] done in 3.6 s"
     assert told(capsys, "postponed") == f"[2/4] left for next time (needs about 3.6 s): {name}"
     assert told(capsys, "failed", message="RuntimeError: no") == "[2/4] FAILED: RuntimeError: no"
+    assert told(capsys, "elsewhere") == f"[2/4] in the hands of another process: {name}"
     assert told(capsys, "skipped") == ""
+
+
+def test_what_partners_have_in_hand_is_no_news(capsys):
+    events(shared=True)(Event("elsewhere", RunSpec(), 2, 4, 1.0))
+    assert capsys.readouterr().out == ""

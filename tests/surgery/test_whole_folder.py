@@ -40,7 +40,7 @@ def test_an_earlier_save_is_replaced_and_nothing_else_is_left(saved):
 
 def test_other_folders_are_not_overwritten(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match=r"exists and is no folder that maxsep.save wrote, so it is not overwritten"):
+    with pytest.raises(ValueError, match=r"exists and is no folder that maxsep wrote, so it is not overwritten"):
         write_folder(tmp_path, fill("two"))
     assert (tmp_path / "thesis.txt").exists()
 
@@ -99,7 +99,7 @@ def test_missing_files(saved):
     (saved / MANIFEST).unlink()
     with pytest.raises(FileNotFoundError, match=r"MANIFEST\.json is missing, so .* is not what maxsep\.save wrote"):
         verify_folder(saved, FILES)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere. Pass the folder"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere. Pass one that maxsep wrote"):
         verify_folder(saved / "nowhere", FILES)
 
 

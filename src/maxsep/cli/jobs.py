@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 import typer
 
+SHARED = "MAXSEP_SHARED"
+"""Set in processes that share the work of one command: the first process sums up for all of them."""
+
 
 def arguments(context: typer.Context, without: Sequence[str] = ()) -> list[str]:
     """Write the options and arguments of a running command as its command line again.
@@ -39,7 +42,7 @@ def side_by_side(count: int, command: Sequence[str], *, quiet: bool = False) -> 
     """
     output = subprocess.DEVNULL if quiet else None
     threads = str(max(1, (os.cpu_count() or 1) // count))  # together they shall not have more than there are cores
-    shared = {"OMP_NUM_THREADS": threads, **os.environ}
+    shared = {"OMP_NUM_THREADS": threads, **os.environ, SHARED: "1"}
     line = [sys.executable, "-m", "maxsep", *command]
     processes = [subprocess.Popen(line, stdout=output, env=shared) for _ in range(count)]
     while True:

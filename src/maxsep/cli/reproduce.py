@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maxsep.cli.jobs import arguments, side_by_side
+from maxsep.cli.jobs import SHARED, arguments, side_by_side
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
 from maxsep.cli.show import events, plan_table
@@ -73,7 +74,7 @@ def command(
         status = side_by_side(jobs, ["reproduce", *same, "--no-report"], quiet=as_json)
         _finish(specs, runs, out, report, as_json)
         raise typer.Exit(status)
-    show: dict[str, Any] = {} if as_json else {"on_event": events()}
+    show: dict[str, Any] = {} if as_json else {"on_event": events(shared=SHARED in os.environ)}
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
         runs=runs, budget=limit, data_root=data, download=download, execution=how, progress=not as_json, **show,
@@ -96,7 +97,8 @@ def _tell(summary: Summary, page: Path | None, as_json: bool) -> None:
         }
         typer.echo(json.dumps(told | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
         return
-    typer.echo(str(summary))
+    if SHARED not in os.environ:
+        typer.echo(str(summary))
     for spec, message in summary.failed:
         typer.echo(f"failed: {spec.name}: {message}", err=True)
     if page is not None:

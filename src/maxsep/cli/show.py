@@ -11,8 +11,11 @@ from maxsep.lab.durations import format_seconds
 from maxsep.lab.outcome import Event, PlannedRun
 
 
-def events() -> Callable[[Event], None]:
-    """Return a callback that prints a line for each run of a grid."""
+def events(shared: bool = False) -> Callable[[Event], None]:
+    """Return a callback that prints a line for each run of a grid.
+
+    Where processes share the work, what the others have in hand is no news.
+    """
 
     def tell(event: Event) -> None:
         place = f"[{event.index}/{event.total}]"
@@ -22,7 +25,7 @@ def events() -> Callable[[Event], None]:
             typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.name}")
         elif event.kind == "failed":
             typer.echo(f"{place} FAILED: {event.message}")
-        elif event.kind == "elsewhere":
+        elif event.kind == "elsewhere" and not shared:
             typer.echo(f"{place} in the hands of another process: {event.spec.name}")
         elif event.kind == "finished":
             typer.echo(f"{place} done in {format_seconds(event.seconds)}")

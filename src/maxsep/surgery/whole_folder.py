@@ -31,7 +31,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise ValueError(
-            f"{folder} exists and is no folder that maxsep.save wrote, so it is not overwritten. Choose another name."
+            f"{folder} exists and is no folder that maxsep wrote, so it is not overwritten. Choose another name."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary, aside = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("tmp", "old"))
@@ -62,7 +62,7 @@ def verify_folder(folder: Path, files: tuple[str, ...], *, others: bool = False)
     if not folder.is_dir():
         kept = sorted(str(path) for path in folder.parent.glob(f".{folder.name}.old-*"))
         told = f" An earlier one was kept as {kept[0]}." if kept else ""
-        raise FileNotFoundError(f"there is no folder {folder}.{told} Pass the folder that maxsep.save wrote.")
+        raise FileNotFoundError(f"there is no folder {folder}.{told} Pass one that maxsep wrote.")
     expected = _read_manifest(folder, files, others)
     for name in files:
         path = folder / name
