@@ -1,8 +1,6 @@
 """What a user is told where something was forgotten, mistyped or done before."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -70,15 +68,6 @@ def test_a_loss_with_margins_wants_cosines(tmp_path):
     assert "takes a margin off cosines, and the head 'maxsep' gives logits of any size" in str(result.exception)
     assert "Take the head cosine or " in str(result.exception)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interruption_while_the_program_starts_is_one_line():
-    code = (
-        "import signal, os, importlib; m = importlib.import_module('maxsep.cli.main'); "
-        "m._main = lambda: os.kill(os.getpid(), signal.SIGINT); m.main()"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stderr) == (130, "maxsep: interrupted\n")
 
 
 def test_processes_that_share_the_work_share_the_cores(monkeypatch):

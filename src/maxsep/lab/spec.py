@@ -21,15 +21,6 @@ Options = tuple[tuple[str, Any], ...]
 """Keyword options as sorted pairs: hashable, and the same on disk whatever order they were written in."""
 
 
-def options(**values: Any) -> Options:
-    """Freeze keyword options for a spec.
-
-    >>> options(temperature=2.0, normalise=True)
-    (('normalise', True), ('temperature', 2.0))
-    """
-    return tuple(sorted(values.items()))
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """Everything that decides the numbers of a run.
@@ -208,6 +199,15 @@ class Execution:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+
+
+def options(**values: Any) -> Options:
+    """Freeze keyword options for a spec.
+
+    >>> options(temperature=2.0, normalise=True)
+    (('normalise', True), ('temperature', 2.0))
+    """
+    return tuple(sorted(values.items()))
 
 
 def _freeze(value: Any) -> Any:

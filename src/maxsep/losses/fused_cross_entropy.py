@@ -79,15 +79,8 @@ def fused_cross_entropy(
     adjustment = check_per_class("adjustment", adjustment, layer.num_classes, x.device)
     if weight is not None and weight.requires_grad:
         raise ValueError("weight requires a gradient, but class weights have none here. Pass weight.detach().")
-    labels, rows = target.reshape(-1), _in_product_precision(x.reshape(-1, layer.in_features), layer.weight)
-    if chunk is None and _is_held(layer, rows, adjustment):
-        loss = row_cross_entropy(
-            padded_linear(rows, layer.weight, layer.bias), labels, layer.radius, reduction=reduction, weight=weight,
-            label_smoothing=smoothing, ignore_index=ignore_index, logit_adjustment=adjustment,
-        )  # fmt: skip
-    else:
-        values = _row_values(layer, rows, labels, weight, ignore_index, smoothing, adjustment, chunk)
-        loss = _reduced(*values, reduction)
+    rows = _in_product_precision(x.reshape(-1, layer.in_features), layer.weight)
+    loss = _loss(layer, rows, target.reshape(-1), weight, ignore_index, reduction, smoothing, adjustment, chunk)
     return loss.reshape(target.shape if reduction == "none" else ())
 
 
@@ -124,6 +117,26 @@ def _is_held(layer: _Layer, x: Tensor, adjustment: Tensor | None) -> bool:
     constant = adjustment is None or not adjustment.requires_grad
     size = x.shape[0] * layer.weight.shape[0] * x.element_size()
     return layer.separate and constant and triton_scan.takes(x) and 0 < size <= HELD_BYTES
+
+
+def _loss(
+    layer: _Layer,
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignored: int,
+    reduction: Reduction,
+    smoothing: float,
+    adjustment: Tensor | None,
+    chunk: int | None,
+) -> Tensor:
+    """Take the outputs at once where they are small enough to be held, and chunk by chunk otherwise."""
+    if chunk is None and _is_held(layer, x, adjustment):
+        return row_cross_entropy(
+            padded_linear(x, layer.weight, layer.bias), labels, layer.radius, reduction=reduction, weight=weight,
+            label_smoothing=smoothing, ignore_index=ignored, logit_adjustment=adjustment,
+        )  # fmt: skip
+    return _reduced(*_row_values(layer, x, labels, weight, ignored, smoothing, adjustment, chunk), reduction)
 
 
 def _row_values(

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,17 @@ def write_bad_folders(runs: Path) -> None:
     (runs / "failed" / "failure.json").write_text('{"error": "RuntimeError: out of memory <b>here</b>"}')
     (runs / "broken").mkdir()
     (runs / "broken" / "result.json").write_text('{"spec": ')
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real browser; the only thing here that a machine may be without."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium was found")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -12,8 +12,6 @@ from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.openset import features_section, openset_section
 from maxsep.lab.report.outliers import outlier_sentences, outliers_section
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
 
 @pytest.fixture(scope="module")
 def settings(outside):
@@ -215,19 +213,14 @@ def test_no_detection_no_section(tmp_path, run_folders):
     assert (outliers_section(found), openset_section(found), features_section(found)) == (None, None, None)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium was found")
-def test_it_fits_a_screen_and_a_phone(page):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        for width in (1200, 390):
-            tab = browser.new_page(viewport={"width": width, "height": 844})
-            tab.goto(page.as_uri())
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
-            wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
-            assert tab.evaluate(f"{wide}.map(e => e.ariaLabel)") == []
-        browser.close()
+def test_it_fits_a_screen_and_a_phone(page, browser):
+    for width in (1200, 390):
+        tab = browser.new_page(viewport={"width": width, "height": 844})
+        tab.goto(page.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+        assert tab.evaluate(f"{wide}.map(e => e.ariaLabel)") == []
+        tab.close()
 
 
 def test_settings_of_one_name_are_told_apart(settings, page):

@@ -1,27 +1,17 @@
-import shutil
-
 import pytest
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium was found")
 
 
 @pytest.fixture(scope="module")
-def opened(page):
+def opened(page, browser):
     """The page in a real browser, with everything it complained about and asked for."""
-    from playwright.sync_api import sync_playwright
-
-    path = page
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 390, "height": 844})
-        complaints, requests = [], []
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(path.as_uri())
-        yield tab, complaints, requests, path
-        browser.close()
+    tab = browser.new_page(viewport={"width": 390, "height": 844})
+    complaints, requests = [], []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(page.as_uri())
+    yield tab, complaints, requests, page
+    tab.close()
 
 
 def test_opens_without_a_complaint_or_a_request(opened):

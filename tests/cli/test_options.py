@@ -1,0 +1,29 @@
+"""What the verbs share: src/maxsep/cli/options.py."""
+
+import pytest
+import torch
+
+from maxsep.cli.options import execution, precision
+
+
+@pytest.mark.parametrize(("there", "device", "on_gpu"), [
+    (True, "auto", True), (True, "cpu", False), (False, "auto", False), (False, "cuda", True),
+])  # fmt: skip
+def test_a_gpu_gets_everything_that_is_fast(monkeypatch, there, device, on_gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    how = execution(device, None)
+    assert (how.compile, how.channels_last, how.cuda_graph) == (on_gpu,) * 3
+    assert precision(device) == ("bf16-mixed" if on_gpu else "32-true")
+
+
+def test_asked_for_it_a_cpu_compiles_but_captures_nothing():
+    how = execution("cpu", fast=True)
+    assert (how.compile, how.cuda_graph) == (True, False)
+    assert not execution("cuda", fast=False).cuda_graph
+
+
+def test_one_thread_is_for_small_networks_alone():
+    assert dict(execution("cpu", None, ["mlp"]).extra) == {"threads": 1}
+    for networks in ([], ["mlp", "resnet32"], ["resnet34"]):
+        assert execution("cpu", None, networks).extra == ()
+    assert execution("cuda", None, ["mlp"]).extra == ()
