@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maxsep.lab.durations import parse_budget
+from maxsep.lab.engine.record import FAILURE, RunFolder
 from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
 from maxsep.lab.outcome import Event, PlannedRun, State, Summary
 from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
 from maxsep.lab.recipes.after import After, Place
 from maxsep.lab.spec import Execution, RunSpec
-
-FAILURE = "failure.json"
 
 
 class Trainer(Protocol):
@@ -234,7 +232,7 @@ def attempt(
         raise
     except Exception as error:
         if failure.parent.is_dir():
-            record_failure(failure, spec, f"{type(error).__name__}: {error}")
+            RunFolder(failure.parent).record_failure(spec, error)
         raise
     failure.unlink(missing_ok=True)
     return folder
@@ -352,7 +350,8 @@ class _Job:
         except Exception as error:  # whatever stops one run must not stop the others
             message = f"{type(error).__name__}: {error}"
             if not folder.exists():  # the run failed before its folder was made
-                record_failure(folder / FAILURE, spec, message)
+                folder.mkdir(parents=True)
+                RunFolder(folder).record_failure(spec, error)
             summary.failed.append((spec, message))
             tell("failed", self.clock() - begin, message)
         else:
@@ -362,15 +361,6 @@ class _Job:
             summary.finished.append(spec)
             tell("finished", seconds)
         return True
-
-
-def record_failure(path: Path, spec: RunSpec, message: str) -> None:
-    """Write down why a run failed, for the report and for whoever mends it; call it where the error was caught."""
-    import json
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"schema": 1, "spec": spec.to_dict(), "error": message, "traceback": traceback.format_exc()}
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _merge(summary: Summary, other: Summary, seen: set[RunSpec]) -> None:
