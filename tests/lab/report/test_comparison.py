@@ -79,3 +79,24 @@ def test_a_search_does_not_lengthen_the_names_of_what_it_was_for(tmp_path, run_f
     run_folder(tmp_path, spec.replace(validation=0.2, weight_decay=1e-3))
     shown, searched = sorted(settings_of(collect(tmp_path).records), key=lambda setting: setting.spec.validation)
     assert (shown.distinction, searched.distinction) == ("", "")
+
+
+def test_a_second_stage_is_named_and_its_fields_are_not_recited(tmp_path, run_folders):
+    first = RunSpec(dataset="cifar100", network="resnet32", imbalance=0.01, mixup=1.0)
+    second = first.replace(
+        mixup=0.0, epochs=10, start_from=first, sampler="class_balanced", backbone="frozen_shifted_norm",
+        logit_scaling=True, head_rate=0.2,
+    )  # fmt: skip
+    other = first.replace(mixup=0.0)
+    run_folders(tmp_path, [first, second, other])
+    labels = distinctions(settings_of(collect(tmp_path).records))
+    assert sorted(labels.values()) == ["mixup 0", "mixup 1", "second stage, mixup 0"]
+
+
+def test_options_of_a_loss_are_said_in_words_and_sorted():
+    sgd, drw = {"max_margin": 0.5}, {"max_margin": 0.4, "reweight": "effective", "reweight_from": 160}
+    methods = [Method("cosine", 1.0, (), "ldam", options(**given)) for given in (drw, sgd)]
+    assert [method.label for method in sorted(methods, key=lambda method: method.order)] == [
+        "cosine (LDAM, margin 0.5)",
+        "cosine (LDAM, margin 0.4, re-weighted from epoch 160)",
+    ]

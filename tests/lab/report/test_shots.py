@@ -61,10 +61,10 @@ def test_heads_by_direction_have_their_own_baseline_and_control(longtail):
     assert ldam.control(behind).method == Method("cosine", 1.0, **given)
     (table,) = accuracy_tables([ldam])
     cells = {row.cells[0].text: row.cells for row in table.rows}
-    assert cells["cosine (ldam, max_margin=0.4)"][5].text == "\N{EN DASH}"
-    assert cells["cosine_maxsep (ldam, max_margin=0.4)"][5].text == "= cosine"
-    assert "centred_cosine" in cells["maxsep_cosine (ldam, max_margin=0.4)"][5].notes[0]
-    assert cells["maxsep_cosine (ldam, max_margin=0.4)"][2].text == "42.02"
+    assert cells["cosine (LDAM, margin 0.4)"][5].text == "\N{EN DASH}"
+    assert cells["cosine_maxsep (LDAM, margin 0.4)"][5].text == "= cosine"
+    assert "centred_cosine" in cells["maxsep_cosine (LDAM, margin 0.4)"][5].notes[0]
+    assert cells["maxsep_cosine (LDAM, margin 0.4)"][2].text == "42.02"
     assert any("2.20" in note for note in table.notes)
 
 

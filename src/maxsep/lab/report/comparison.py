@@ -37,6 +37,17 @@ _QUIET = (
 )
 """Fields a label says in its own words, or that follow from the others in every protocol."""
 _OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
+_OF_STAGE = ("sampler", "epochs", "start_from", "backbone", "logit_scaling", "head_rate", "learning_rate")
+"""Fields in which a second stage differs from the run it starts from, which its name says."""
+_LOSSES = {"ldam": "LDAM"}
+_IN_WORDS = {
+    "max_margin": "margin {}",
+    "reweight_from": "re-weighted from epoch {}",
+    "smooth_head": "smoothing {} for the most frequent class",
+    "smooth_tail": "{} for the rarest",
+}
+"""Options whose names say too little in a table."""
+_UNSAID = {("reweight", "effective")}
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,10 @@ class Method:
     @property
     def label(self) -> str:
         """A short name without the radius."""
-        extra = [f"{key}={value}" for key, value in (*self.head_options, *self.loss_options)]
+        given = [pair for pair in (*self.head_options, *self.loss_options) if pair not in _UNSAID]
+        extra = [_IN_WORDS.get(key, f"{key}={{}}").format(value) for key, value in given]
         if self.loss != "cross_entropy":
-            extra.insert(0, self.loss.replace("_", " "))
+            extra.insert(0, _LOSSES.get(self.loss, self.loss.replace("_", " ")))
         return f"{self.head} ({', '.join(extra)})" if extra else self.head
 
     @property
@@ -72,7 +84,9 @@ class Method:
     def order(self) -> tuple[object, ...]:
         """Plain first, then pairs of control and matrix by falling radius, then the other heads."""
         rank = HEADS.index(self.head) if self.head in HEADS else len(HEADS)
-        return (self.head != "plain", rank > 2, -self.radius if rank <= 2 else 0, rank, self.loss, -self.radius)
+        pair = -self.radius if rank <= 2 else 0
+        options = len(self.loss_options), repr(self.loss_options)
+        return (self.head != "plain", rank > 2, pair, rank, self.loss, -self.radius, options)
 
 
 @dataclass
@@ -203,22 +217,21 @@ def duel(settings: Sequence[Setting], head: str, other: str) -> str:
 
 def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
     """Say for each setting in which other fields (epochs, precision, ...) it differs from the others shown."""
-    names = [name for name in RunSpec.__dataclass_fields__ if name not in _QUIET]
-    varying: dict[tuple[str, str], set[str]] = {}
+    told = {}
     for setting in settings:
-        key = (setting.spec.dataset, setting.spec.network)
-        peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == key]
-        varying[key] = {name for name in names if _varies(name, peers)}
-        if "optimiser" in varying[key] and _follows(peers):
-            varying[key] -= set(_OF_OPTIMISER)
-    return {
-        setting.spec: ", ".join(
-            f"{name.replace('_', ' ')} {_plain_text(getattr(setting.spec, name))}"
-            for name in names
-            if name in varying[(setting.spec.dataset, setting.spec.network)]
-        )
-        for setting in settings
-    }
+        spec = setting.spec
+        peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == (spec.dataset, spec.network)]
+        alike = [peer for peer in peers if (peer.start_from is None) == (spec.start_from is None)]
+        varying = [name for name in _loud_fields() if _varies(name, alike if name in _OF_STAGE else peers)]
+        if "optimiser" in varying and _follows(peers):
+            varying = [name for name in varying if name not in _OF_OPTIMISER]
+        words = [f"{name.replace('_', ' ')} {_plain_text(getattr(spec, name))}" for name in varying]
+        told[spec] = ", ".join([*([] if spec.start_from is None else ["second stage"]), *words])
+    return told
+
+
+def _loud_fields() -> list[str]:
+    return [name for name in RunSpec.__dataclass_fields__ if name not in _QUIET]
 
 
 def _follows(specs: Sequence[RunSpec]) -> bool:
