@@ -6,7 +6,7 @@ written after every case, the most important first; a case that is wrong or fail
 does, makes the exit code 1.
 
     python benchmarks/head_gpu.py                                  all parts, results/head_gpu.json
-    python benchmarks/head_gpu.py --parts sweep                    which tile of the kernel is the fastest
+    python benchmarks/head_gpu.py --parts sweep,sweep10k           which tile of the kernel is the fastest
     python benchmarks/head_gpu.py --parts product --tile 1,4096,8  one tile: rows, classes, warps and, if wanted, stages
 """
 
@@ -37,6 +37,7 @@ GROWTH = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 SHARE = {torch.float32: 0.80, torch.bfloat16: 0.70}
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 TILES = ("1,1024,4", "1,2048,8", "1,2048,8,3", "1,1024,4,3", "1,2048,4", "1,4096,8", "2,1024,4", "4,512,4")
+TILES_10K = ("1,1024,4,3", "1,1024,4,4", "1,1024,2,3", "1,2048,4,3", "1,512,4,4", "1,1024,8,3")
 PRECISIONS = ("autocast to bfloat16", "float32", "tensorfloat32")
 FEW_ROWS = ((1, 10_000_000), (8, 1_000_000), (64, 1_000_000))
 
@@ -146,9 +147,9 @@ def use_tile(text):
     triton_scan.choose_tile = lambda *_: tile
 
 
-def swept(dtype, tile):
-    """Forward and adjoint with one tile at 100,000 classes, as shares of the copy."""
-    x, logits = outputs(SIZES[0], dtype, True), torch.empty(BATCH, SIZES[0], device="cuda", dtype=dtype).normal_()
+def swept(dtype, tile, num_classes):
+    """Forward and adjoint with one tile, as shares of the copy."""
+    x, logits = outputs(num_classes, dtype, True), torch.empty(BATCH, num_classes, device="cuda", dtype=dtype).normal_()
     other, usual = torch.empty_like(logits), triton_scan.choose_tile
     copy = device_time(lambda: other.copy_(logits))
     use_tile(tile)
@@ -158,7 +159,7 @@ def swept(dtype, tile):
         backward = against(device_time(lambda: adjoint_op(logits, 1.0, dtype), rounds=7), copy)
     finally:
         triton_scan.choose_tile = usual
-    say(f"tile {tile}, {NAMES[dtype]}: {forward['of_copy']:.1%} forward, {backward['of_copy']:.1%} backward")
+    say(f"tile {tile}, {of(dtype, num_classes)}: {forward['of_copy']:.1%} forward, {backward['of_copy']:.1%} backward")
     return {"forward": forward, "backward": backward}
 
 
@@ -266,10 +267,13 @@ CASES = {
         for dtype in SHARE
         for name in ("kernel", "compiled scan", "dense")
     },
-    "sweep": {f"{NAMES[dtype]} {tile}": functools.partial(swept, dtype, tile) for dtype in SHARE for tile in TILES},
+    "sweep": {
+        f"{NAMES[dtype]} {tile}": functools.partial(swept, dtype, tile, 100_000) for dtype in SHARE for tile in TILES
+    },
+    "sweep10k": {tile: functools.partial(swept, torch.bfloat16, tile, 10_000) for tile in TILES_10K},
 }
 """Every part's cases, most important first."""
-USUAL = [part for part in CASES if part != "sweep"]
+USUAL = [part for part in CASES if not part.startswith("sweep")]
 
 
 def judge(part, record):

@@ -289,6 +289,23 @@ def test_small_outputs_are_held_under_autocast(held):
     assert all(gradient.dtype == torch.float32 for gradient in derivatives(loss, [x, *head.parameters()]))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_held_outputs_are_padded_for_tensor_cores(held, monkeypatch, compiled):
+    torch.compiler.reset()
+    monkeypatch.setattr("maxsep.ops.padding.takes", lambda x: True)
+    monkeypatch.setattr("maxsep.ops.padding._allows_tf32", lambda: True)
+    row_loss, seen = held.row_cross_entropy, []
+    monkeypatch.setattr(held, "row_cross_entropy", lambda z, *a, **o: seen.append(z.shape) or row_loss(z, *a, **o))
+    head, x, target = problem("maxsep", 30, dtype=torch.float32)
+    step = torch.compile(fused_cross_entropy, fullgraph=True, backend="aot_eager") if compiled else fused_cross_entropy
+    loss, expected = step(head, x, target), unfused(head, x, target)
+    assert seen == [(6, 32)]
+    torch.testing.assert_close(loss, expected)
+    leaves = [x, *head.parameters()]
+    for ours, theirs in zip(derivatives(loss, leaves), derivatives(expected, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [

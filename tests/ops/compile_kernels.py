@@ -59,6 +59,9 @@ def scans():
         g = torch.empty(rows, num_classes, dtype=dtype)
         yield f"forward, {rows} rows of {num_classes}, {dtype}", lambda x=x: separate_op(x, 0.5, x.dtype)
         yield f"adjoint, {rows} rows of {num_classes}, {dtype}", lambda g=g: adjoint_op(g, 0.5, g.dtype)
+    z, g = torch.empty(1024, 1000, dtype=torch.bfloat16), torch.empty(1024, 1000)
+    yield "forward, padded", lambda: separate_op(z, 0.5, torch.float32, 1)
+    yield "adjoint, padded", lambda: adjoint_op(g, 0.5, torch.bfloat16, 1)
     yield "forward, transposed", lambda: separate_op(torch.empty(999, 512).T, 1.0, torch.float32)
     yield "forward, rows far apart", lambda: separate_op(apart(2, 9), 1.0, torch.float32)
 
@@ -69,17 +72,22 @@ def apart(rows, width):
 
 
 def losses():
-    for rows, num_classes, reduction in ((1024, 1000, "mean"), (7, 5_000, "sum"), (1, 2, "none")):
-        z = padded_empty(torch.empty(0), (rows, num_classes - 1), torch.bfloat16)
+    for rows, num_classes, reduction, padding in (
+        (1024, 1000, "mean", 0),
+        (1024, 1000, "mean", 1),
+        (7, 5_000, "sum", 0),
+        (1, 2, "none", 7),
+    ):
+        z = padded_empty(torch.empty(0), (rows, num_classes - 1 + padding), torch.bfloat16)
         numbers = None if reduction == "mean" else torch.ones(num_classes)
         options = (0.5, 0.0 if reduction == "mean" else 0.1, -100)
 
-        def both(z=z, numbers=numbers, options=options, reduction=reduction):
+        def both(z=z, numbers=numbers, options=options, reduction=reduction, padding=padding):
             target = torch.zeros(len(z), dtype=torch.int64)
-            loss, lse, scale = loss_op(z, target, numbers, numbers, *options, reduction)
-            gradient_op(loss, z, target, numbers, numbers, lse, scale, *options)
+            loss, lse, scale = loss_op(z, target, numbers, numbers, *options, padding, reduction)
+            gradient_op(loss, z, target, numbers, numbers, lse, scale, *options, padding)
 
-        yield f"loss, {rows} rows of {num_classes}, {reduction}", both
+        yield f"loss, {rows} rows of {num_classes}, {reduction}, padding {padding}", both
 
 
 def streams():

@@ -35,8 +35,12 @@ def test_padded_rows_move_in_wide_words(found):
             assert set(launch["moved"]) == {"ld.global.v4.b32", "st.global.v4.b32"}, (way, dtype)
         sums, _ = found[f"{way}, 2 rows of 100000, torch.bfloat16"]  # few rows are shared
         assert "ld.global.v4.b32" in sums["moved"]
-    *_, backward = found["loss, 1024 rows of 1000, mean"]
-    assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(backward["moved"])
+    for way in ("forward", "adjoint"):
+        (launch,) = found[f"{way}, padded"]
+        assert set(launch["moved"]) == {"ld.global.v4.b32", "st.global.v4.b32"}, way
+    for padding in (0, 1):
+        *_, backward = found[f"loss, 1024 rows of 1000, mean, padding {padding}"]
+        assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(backward["moved"])
 
 
 def test_half_precision_products_use_the_matrix_units(found):

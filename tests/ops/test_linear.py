@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, simplex
 from maxsep.ops import linear, separate, separate_linear
-from maxsep.ops.linear import padded_linear
 
 
 @pytest.fixture
@@ -155,25 +154,3 @@ def test_the_side_is_chosen_by_what_moves_fewer_bytes():
     assert not chosen(1024, 512, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not chosen(1024, 512)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_padded_rows(bias):
-    x, weight, b = both_sides((2, 3), 4, 10, bias=bias)
-    z = padded_linear(x, weight, b)
-    assert z.stride() == (30, 10, 1)
-    torch.testing.assert_close(z, F.linear(x, weight, b))
-    inputs = [x, weight] + ([b] if bias else [])
-    assert torch.autograd.gradcheck(lambda *a: padded_linear(*a, *[None] * (3 - len(a))), inputs)
-    assert torch.autograd.gradgradcheck(lambda *a: padded_linear(*a, *[None] * (3 - len(a))), inputs)
-    torch.library.opcheck(linear.linear_op, (x.detach(), weight.detach().requires_grad_(), None))
-    assert padded_linear(x, weight[:8], None).is_contiguous()
-
-
-def test_padded_rows_of_one_sample_and_of_half_precision():
-    x, weight, b = both_sides((), 4, 10, torch.float32)
-    torch.testing.assert_close(padded_linear(x, weight, b), F.linear(x, weight, b))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        z = padded_linear(x[None], weight, b)
-    assert z.dtype == torch.bfloat16
-    assert z.stride() == (16, 1)

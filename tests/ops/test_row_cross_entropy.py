@@ -112,6 +112,25 @@ def test_layouts(form, layout):
     assert off(torch.autograd.grad(loss, z)[0], torch.autograd.grad(expected, wide)[0]) <= 2e-6
 
 
+@pytest.mark.parametrize("k", [1, 9, 63, 65, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_is_not_read_and_has_no_gradient(form, k, dtype):
+    padding = -k % 8
+    z, target = torch.full((4, k + padding), math.nan, dtype=dtype), torch.randint(k + 1, (4,))
+    z[:, :k] = torch.randn(4, k)
+    z, bare = z.requires_grad_(), z[:, :k].clone().requires_grad_()
+    options = {"label_smoothing": 0.1, "weight": torch.rand(k + 1), "logit_adjustment": torch.randn(k + 1)}
+    loss, expected = (
+        row_cross_entropy(z, target, padding=padding, **options),
+        row_cross_entropy(bare, target, **options),
+    )
+    assert torch.equal(loss, expected)
+    (gradient,), (theirs,) = torch.autograd.grad(loss, z), torch.autograd.grad(expected, bare)
+    assert gradient.shape == z.shape
+    assert torch.equal(gradient[:, :k], theirs)
+    assert torch.equal(gradient[:, k:], torch.zeros(4, padding, dtype=dtype))
+
+
 def test_labels_and_class_numbers_in_any_layout(form):
     z, target = torch.randn(3, 9), torch.tensor([1, 5, 2, 5, 9, 5])[::2]
     weight, offset = torch.rand(20)[::2], torch.randn(1).expand(10)
@@ -145,11 +164,15 @@ def test_compiles_without_graph_breaks(form):
 @pytest.mark.parametrize("form", ["kernel"], indirect=True)
 def test_registered_as_torch_wants_it(form):
     z, target = torch.randn(3, 9, requires_grad=True), torch.tensor([1, 2, 9])
-    arguments = (z, target, torch.rand(10), None, 0.5, 0.1, -100, "mean")
+    arguments = (z, target, torch.rand(10), None, 0.5, 0.1, -100, 0, "mean")
     torch.library.opcheck(loss_op, arguments)
     with torch.no_grad():
         _, lse, scale = loss_op(*arguments)
-        torch.library.opcheck(gradient_op, (scale, z, target, None, None, lse, scale, 0.5, 0.1, -100))
+        torch.library.opcheck(gradient_op, (scale, z, target, None, None, lse, scale, 0.5, 0.1, -100, 0))
+        arguments = (torch.randn(3, 16), target, None, None, 0.5, 0.1, -100, 7, "sum")
+        torch.library.opcheck(loss_op, arguments)
+        loss, lse, scale = loss_op(*arguments)
+        torch.library.opcheck(gradient_op, (loss, arguments[0], target, None, None, lse, scale, 0.5, 0.1, -100, 7))
 
 
 @pytest.mark.parametrize("form", ["kernel"], indirect=True)

@@ -122,9 +122,35 @@ def test_transposed_stays_transposed_and_gradients_have_aligned_rows():
     assert gradient.stride() == (12, 1)
 
 
+@pytest.mark.parametrize("k", [1, 9, 15, 17, 31, 8, 16])
+@pytest.mark.parametrize("programs", [1, 8])
+def test_padding_is_not_read_and_has_no_gradient(small_tiles, monkeypatch, k, programs):
+    monkeypatch.setattr(triton_scan, "PROGRAMS", programs)
+    padding = -k % 8
+    for rows in (1, 3):
+        x = torch.full((rows, k + padding), math.nan)
+        x[:, :k] = torch.randn(rows, k)
+        x.requires_grad_()
+        result = separate_op(x, 0.5, torch.float32, padding)
+        assert torch.equal(result, separate_op(x[:, :k], 0.5, torch.float32))
+        for g in (torch.randn(rows, k + 1), torch.randn(k + 1, rows).T, torch.randn(rows, 1).expand(rows, k + 1)):
+            (gradient,) = torch.autograd.grad(result, x, g, retain_graph=True)
+            assert gradient.shape == x.shape
+            assert torch.equal(gradient[:, :k], adjoint_op(g, 0.5, torch.float32))
+            assert torch.equal(gradient[:, k:], torch.zeros(rows, padding))
+
+
+def test_tiles():
+    assert triton_scan.choose_tile(1024, 100_000, 2, False) == Tile(1, 1024, 4, 3)
+    assert triton_scan.choose_tile(1024, 4_096, 2, False) == Tile(1, 1024, 4)
+    assert triton_scan.choose_tile(1024, 100_000, 4, False) == Tile(1, 1024, 4)
+    assert triton_scan.choose_tile(3, 10, 4, False) == Tile(16, 16, 4)
+    assert triton_scan.choose_tile(512, 1_000, 4, True) == Tile(32, 32, 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_summed_in_float32(dtype):
-    x = (10 + torch.randn(2, 9_000)).to(dtype)  # the long tiles of two-byte elements
+    x = (10 + torch.randn(2, 9_000)).to(dtype)  # long enough for loads ahead
     reference = separate_scan(x.double(), 1.0)
     assert error(separate_op(x, 1.0, torch.float32), reference) <= 1e-6
     result = separate(x, impl="triton")
@@ -157,6 +183,8 @@ def test_registered_as_torch_wants_it():
     torch.library.opcheck(separate_op, (torch.randn(9, 3).T, 0.5, torch.float32))
     torch.library.opcheck(adjoint_op, (torch.randn(2, 3, 10, requires_grad=True), 0.5, torch.float32))
     torch.library.opcheck(adjoint_op, (torch.randn(3, 10).bfloat16(), 0.5, torch.bfloat16))
+    torch.library.opcheck(separate_op, (torch.randn(3, 16, requires_grad=True), 0.5, torch.float32, 7))
+    torch.library.opcheck(adjoint_op, (torch.randn(3, 10, requires_grad=True), 0.5, torch.float32, 7))
 
 
 @pytest.mark.parametrize(("backend", "batches"), [("inductor", [3]), ("aot_eager", [3, 5])])

@@ -22,8 +22,8 @@ from maxsep.checks import (
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
-from maxsep.ops.linear import padded_linear
 from maxsep.ops.modes import is_autocasting
+from maxsep.ops.padding import padded_linear
 from maxsep.ops.row_cross_entropy import row_cross_entropy
 
 __all__ = ["fused_cross_entropy"]
@@ -132,9 +132,10 @@ def _loss(
 ) -> Tensor:
     """Take the outputs at once where they are small enough to be held, and chunk by chunk otherwise."""
     if chunk is None and _is_held(layer, x, adjustment):
+        z = padded_linear(x, layer.weight, layer.bias)
         return row_cross_entropy(
-            padded_linear(x, layer.weight, layer.bias), labels, layer.radius, reduction=reduction, weight=weight,
-            label_smoothing=smoothing, ignore_index=ignored, logit_adjustment=adjustment,
+            z, labels, layer.radius, reduction=reduction, weight=weight, label_smoothing=smoothing,
+            ignore_index=ignored, logit_adjustment=adjustment, padding=z.shape[1] - len(layer.weight),
         )  # fmt: skip
     return _reduced(*_row_values(layer, x, labels, weight, ignored, smoothing, adjustment, chunk), reduction)
 

@@ -47,11 +47,20 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
             f"the last dimension of x must hold the C-1 outputs, got shape {tuple(x.shape)}. "
             "C classes need C-1 numbers per sample: at least one, for two classes."
         )
-    dtype = torch.float32 if is_autocasting(x.device.type) and x.dtype != torch.float64 else x.dtype
+    dtype = logits_dtype(x)
     chosen = _choose(x, impl)
     if chosen == "triton":
         return separate_triton(x, radius, dtype)
     return _IMPLEMENTATIONS[chosen](widened(x), radius).to(dtype)
+
+
+def logits_dtype(x: Tensor) -> torch.dtype:
+    """Return the precision that the logits of x have: its own, but float32 under autocast.
+
+    >>> logits_dtype(torch.zeros(2, dtype=torch.float16))
+    torch.float16
+    """
+    return torch.float32 if is_autocasting(x.device.type) and x.dtype != torch.float64 else x.dtype
 
 
 def widened(x: Tensor) -> Tensor:

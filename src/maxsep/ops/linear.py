@@ -1,8 +1,7 @@
 """x -> radius * P^T (W x + b): the trained layer and the matrix together, in the order that moves the fewest bytes.
 
 P^T may be applied to the C outputs of each of B samples or to the C rows of the weight: B C numbers or C D; the
-smaller of the two is taken. On a GPU the C-1 outputs of the layer get rows that start at multiples of 16 bytes, without
-which neither the kernel nor the products of the backward pass can load wide words.
+smaller of the two is taken. On a GPU the C-1 outputs of the layer are padded (`padding`).
 
 A CPU hands the memory of large tensors back as soon as they are freed and has to clear it anew for the next one, which
 costs more than the arithmetic of the scan. So for a large batch the layer writes its C-1 outputs to where the logits
@@ -18,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from maxsep.ops.dispatch import separate
+from maxsep.ops.dispatch import logits_dtype, separate
 from maxsep.ops.modes import is_autocasting, is_transformed
+from maxsep.ops.padding import linear_gradients, padded_linear
 from maxsep.ops.scan import BLOCK, _Adjoint, scaled_coefficients
-from maxsep.ops.triton_scan import padded_empty, takes
+from maxsep.ops.triton_scan import separate_op, takes
 
 
 def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
@@ -34,66 +34,16 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
     if _weight_is_smaller(x, weight):
         folded = separate(weight.T, radius).T
         return F.linear(x, folded, None if bias is None else separate(bias, radius))
+    result: Tensor
     if _in_one_buffer(x, weight):
         s, r = scaled_coefficients(weight.shape[0] + 1, radius, x)
-        result: Tensor = _SeparateLinear.apply(x, weight, bias, s, r)  # type: ignore[no-untyped-call]
-        return result
-    if takes(x) and takes(weight) and not is_transformed():
-        return separate(padded_linear(x, weight, bias), radius)
-    return separate(F.linear(x, weight, bias), radius)
-
-
-def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return F.linear(x, weight, bias) with rows that start at multiples of 16 bytes.
-
-    >>> padded_linear(torch.zeros(2, 4), torch.zeros(9, 4), None).stride()
-    (12, 1)
-    """
-    if is_autocasting(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if weight.shape[0] * x.element_size() % 16 == 0:
-        return F.linear(x, weight, bias)
-    result: Tensor = linear_op(x, weight, bias)
-    return result
-
-
-@torch.library.custom_op("maxsep::padded_linear", mutates_args=())
-def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Write the product into rows of the padded length."""
-    out = _linear_like(x, weight, bias)
-    rows, outputs = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-    if bias is None:
-        torch.mm(rows, weight.T, out=outputs)
+        result = _SeparateLinear.apply(x, weight, bias, s, r)  # type: ignore[no-untyped-call]
+    elif takes(x) and takes(weight) and not is_transformed():
+        z = padded_linear(x, weight, bias)
+        result = separate_op(z, radius, logits_dtype(z), z.shape[-1] - weight.shape[0])
     else:
-        torch.addmm(bias, rows, weight.T, out=outputs)
-    return out
-
-
-def _linear_like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return padded_empty(x, (*x.shape[:-1], weight.shape[0]), x.dtype)
-
-
-def _linear_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    return _linear_gradients(g, x, weight, ctx.needs_input_grad)
-
-
-def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-linear_op.register_fake(_linear_like)
-linear_op.register_autograd(_linear_backward, setup_context=_remember)
-
-
-def _linear_gradients(g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    rows = g.flatten(0, -2) if g.dim() > 1 else g[None]
-    return (
-        g @ weight if wanted[0] else None,
-        rows.T @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
-        rows.sum(0) if wanted[2] else None,
-    )
+        result = separate(F.linear(x, weight, bias), radius)
+    return result
 
 
 def _weight_is_smaller(x: Tensor, weight: Tensor) -> bool:
@@ -141,4 +91,4 @@ class _SeparateLinear(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, s, r = ctx.saved_tensors
         z: Tensor = _Adjoint.apply(g, s, r)  # type: ignore[no-untyped-call]
-        return *_linear_gradients(z, x, weight, ctx.needs_input_grad), None, None
+        return *linear_gradients(z, x, weight, ctx.needs_input_grad), None, None

@@ -39,11 +39,12 @@ def row_cross_entropy(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     logit_adjustment: Tensor | None = None,
+    padding: int = 0,
 ) -> Tensor:
     """Compute F.cross_entropy(separate(z, radius) + logit_adjustment, target, ...) without the logits in memory.
 
     Args:
-        z: Outputs of a layer, (B, C-1); half precision is summed in float32.
+        z: Outputs of a layer, (B, C-1 + padding); half precision is summed in float32.
         target: Class indices, (B,), int64. A class that does not exist makes the loss NaN on CUDA, an error elsewhere.
         radius: Length of the class vectors.
         reduction: `mean` (over the weights of the samples that count), `sum` or `none`.
@@ -51,6 +52,7 @@ def row_cross_entropy(
         weight: One weight per class, (C,); a constant.
         ignore_index: Target of samples that do not count.
         logit_adjustment: One number per class that is added to the logits, (C,); a constant.
+        padding: Columns behind the outputs, up to a multiple of 8, that mean nothing; their gradient is zero.
 
     Returns:
         The loss in float32 (float64 for float64): a scalar, or (B,) for `none`. It can be differentiated once on CUDA.
@@ -62,10 +64,11 @@ def row_cross_entropy(
     radius = check_radius(radius)
     _check(z, target)
     reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
-    weight = _constant("weight", weight, z)
-    offset = _constant("logit_adjustment", logit_adjustment, z)
+    k = z.shape[1] - padding
+    weight = _constant("weight", weight, z, k + 1)
+    offset = _constant("logit_adjustment", logit_adjustment, z, k + 1)
     if not triton_scan.takes(z) or is_transformed() or not len(z):
-        logits = separate(widened(z), radius)
+        logits = separate(widened(z[:, :k]), radius)
         return F.cross_entropy(
             logits if offset is None else logits + offset,
             target,
@@ -74,12 +77,12 @@ def row_cross_entropy(
             label_smoothing=smoothing,
             ignore_index=ignore_index,
         )
-    loss: Tensor = loss_op(z, target, weight, offset, radius, smoothing, ignore_index, reduction)[0]
+    loss: Tensor = loss_op(z, target, weight, offset, radius, smoothing, ignore_index, padding, reduction)[0]
     return loss
 
 
-def _constant(name: str, values: Tensor | None, z: Tensor) -> Tensor | None:
-    numbers = check_per_class(name, values, z.shape[1] + 1, z.device)
+def _constant(name: str, values: Tensor | None, z: Tensor, num_classes: int) -> Tensor | None:
+    numbers = check_per_class(name, values, num_classes, z.device)
     return None if numbers is None else numbers.detach().to(wide_dtype(z)).contiguous()
 
 
@@ -106,15 +109,16 @@ def loss_op(
     radius: float,
     smoothing: float,
     ignore: int,
+    padding: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, the log-sum-exp of every row, and the factor that the reduction puts on every row."""
     from maxsep.ops.kernels import cross_entropy as kernels
 
-    loss, lse, scale = _loss_like(z, target, weight, offset, radius, smoothing, ignore, reduction)
+    loss, lse, scale = _loss_like(z, target, weight, offset, radius, smoothing, ignore, padding, reduction)
     losses, target = loss if reduction == "none" else torch.empty_like(lse), target.contiguous()
-    rows, k = z.shape
-    tile, options, position = _prepare(z, weight, offset, radius, smoothing)
+    rows, k = z.shape[0], z.shape[1] - padding
+    tile, options, position = _prepare(z, k, weight, offset, radius, smoothing)
     with triton_scan.on_device_of(z):
         kernels.forward[(-(-rows // tile.rows),)](
             z, target, weight, _total(weight, smoothing), offset, losses, lse, rows, k, *position, smoothing, ignore,
@@ -147,13 +151,14 @@ def gradient_op(
     radius: float,
     smoothing: float,
     ignore: int,
+    padding: int,
 ) -> Tensor:
     """Return the gradient of the loss with respect to z, with rows that start at multiples of 16 bytes."""
     from maxsep.ops.kernels import cross_entropy as kernels
 
     out, target = _gradient_like(upstream, z), target.contiguous()
-    rows, k = z.shape
-    tile, options, position = _prepare(z, weight, offset, radius, smoothing)
+    rows, k = z.shape[0], z.shape[1] - padding
+    tile, options, position = _prepare(z, k, weight, offset, radius, smoothing)
     out_row, out_align, out_end = triton_scan.writing(out)
     with triton_scan.on_device_of(z):
         kernels.backward[(-(-rows // tile.rows),)](
@@ -168,10 +173,9 @@ def _gradient_like(upstream: Tensor, z: Tensor, *rest: Any) -> Tensor:
 
 
 def _prepare(
-    z: Tensor, weight: Tensor | None, offset: Tensor | None, radius: float, smoothing: float
+    z: Tensor, k: int, weight: Tensor | None, offset: Tensor | None, radius: float, smoothing: float
 ) -> tuple[triton_scan.Tile, dict[str, Any], tuple[Any, ...]]:
-    rows, k = z.shape
-    tile = choose_tile(rows, k + 1)
+    tile = choose_tile(len(z), k + 1)
     z_row, align, end, end_align = triton_scan.reading(z)
     options = {
         "ALIGN": align,
@@ -205,7 +209,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _backward(ctx: Any, upstream: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
     gradient = None if upstream is None else gradient_op(upstream, *ctx.saved_tensors, *ctx.numbers)
-    return gradient, None, None, None, None, None, None, None
+    return gradient, *[None] * 8
 
 
 def refuse_second_derivatives(ctx: Any, *_: Any) -> None:

@@ -2,7 +2,8 @@
 
 Both are differentiable any number of times, each being the other's gradient, and opaque to a compiler, so that
 `torch.compile` keeps them whole. Sums are made in float32 in a fixed order: the same input gives the same bits.
-Any strides are read as they are; only leading dimensions that cannot be seen as one are copied first.
+Any strides are read as they are; only leading dimensions that cannot be seen as one are copied first. The C-1 outputs
+may have padding behind them, up to a multiple of 8: it does not count, and its gradient is zero.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 PROGRAMS = 1024
-"""Enough programs to fill a large GPU (not yet measured); with less than half as many, several share a row."""
+"""About as many programs as an H200 runs at once, 8 on each of 132 multiprocessors; with less than half as many rows,
+several programs share a row. The part "few rows" of benchmarks/head_gpu.py times that."""
 MOST_CLASSES = 2**30
 """The kernels count classes in 32 bits."""
 
@@ -66,33 +68,35 @@ def padded_empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Te
 
 
 @torch.library.custom_op("maxsep::separate", mutates_args=())
-def separate_op(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
-    """Return radius * P^T x."""
-    out = _separate_like(x, radius, dtype)
+def separate_op(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    """Return radius * P^T x for x (..., C-1 + padding)."""
+    out = _separate_like(x, radius, dtype, padding)
     if out.numel():
-        _launch("forward", x, out, x.shape[-1], radius)
+        _launch("forward", x, out, out.shape[-1] - 1, radius)
     return out
 
 
 @torch.library.custom_op("maxsep::separate_adjoint", mutates_args=())
-def adjoint_op(g: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
-    """Return radius * P g, with rows that start at multiples of 16 bytes."""
-    out = _adjoint_like(g, radius, dtype)
+def adjoint_op(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    """Return radius * P g and zeros, (..., C-1 + padding), with rows that start at multiples of 16 bytes."""
+    out = _adjoint_like(g, radius, dtype, padding)
     if out.numel():
         _launch("adjoint", g, out, g.shape[-1] - 1, radius)
     return out
 
 
-def _separate_like(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+def _separate_like(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    num_classes = x.shape[-1] - padding + 1
     if _is_column_major(x):
-        return x.new_empty(x.shape[1] + 1, x.shape[0], dtype=dtype).T
-    return x.new_empty(*x.shape[:-1], x.shape[-1] + 1, dtype=dtype)
+        return x.new_empty(num_classes, x.shape[0], dtype=dtype).T
+    return x.new_empty(*x.shape[:-1], num_classes, dtype=dtype)
 
 
-def _adjoint_like(g: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+def _adjoint_like(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    width = g.shape[-1] - 1 + padding
     if _is_column_major(g):
-        return g.new_empty(g.shape[1] - 1, g.shape[0], dtype=dtype).T
-    return padded_empty(g, (*g.shape[:-1], g.shape[-1] - 1), dtype)
+        return g.new_empty(width, g.shape[0], dtype=dtype).T
+    return padded_empty(g, (*g.shape[:-1], width), dtype)
 
 
 def _is_column_major(x: Tensor) -> bool:
@@ -101,16 +105,16 @@ def _is_column_major(x: Tensor) -> bool:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.radius, _ = inputs
+    x, ctx.radius, _, ctx.padding = inputs
     ctx.dtype = x.dtype
 
 
-def _separate_backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-    return adjoint_op(g, ctx.radius, ctx.dtype), None, None
+def _separate_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    return adjoint_op(g, ctx.radius, ctx.dtype, ctx.padding), None, None, None
 
 
-def _adjoint_backward(ctx: Any, x: Tensor) -> tuple[Tensor, None, None]:
-    return separate_op(x, ctx.radius, ctx.dtype), None, None
+def _adjoint_backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
+    return separate_op(x, ctx.radius, ctx.dtype, ctx.padding), None, None, None
 
 
 def _separate_vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -141,15 +145,22 @@ class Tile(NamedTuple):
 def choose_tile(rows: int, num_classes: int, itemsize: int, column_major: bool) -> Tile:
     """Return how much of the matrix a program holds at once.
 
-    Compiled for an H100 or H200 these tiles stay within 64 registers per thread, so that 1,024 threads fit on each
-    multiprocessor and 1,024 rows on the device. Their times are not yet measured: `benchmarks/head_gpu.py` does it.
+    Compiled for an H100 or H200 these tiles take about 64 registers per thread, up to 70 where loads are staged, so
+    that 7 or 8 programs fit on each multiprocessor and about 1,000 rows on the device. On an H200, with 1,024 rows of
+    100,000 classes, the percentages of a copy's bandwidth, forward and backward, were (the first is the choice;
+    `benchmarks/head_gpu.py --parts sweep`):
+
+        bfloat16   1 x 1024, 4 warps, 3 stages   83.8, 84.7      float32   1 x 1024, 4 warps, 1 stage    80.0, 85.7
+                   1 x 2048, 8 warps, 3 stages   76.5, 75.9                1 x 1024, 4 warps, 3 stages   71.5, 81.6
+                   1 x 1024, 4 warps, 1 stage    68.8, 68.3
+
+    A transposed matrix and several short rows per program were not compared.
     """
     if column_major:
         return Tile(32, 32, 4)
-    if itemsize == 2 and num_classes > 8192:  # small elements need more loads under way: two tiles ahead
-        return Tile(1, 2048, 8, 3)
     block = min(1024, power_of_two(num_classes))
-    return Tile(max(1, min(power_of_two(rows), 1024 // block)), block, 4)
+    stages = 3 if itemsize == 2 and num_classes > 4096 else 1  # small elements need more loads under way
+    return Tile(max(1, min(power_of_two(rows), 1024 // block)), block, 4, stages)
 
 
 def scale_of(radius: float, k: int) -> float:
@@ -176,7 +187,7 @@ def _launch(name: str, x: Tensor, out: Tensor, k: int, radius: float) -> None:
         partial = x.new_empty(rows, chunks, dtype=torch.float32) if chunks > 1 else x
         if chunks > 1:
             kernels.partial_sums[grid](
-                x, partial, rows, x.shape[1], k, a, x_row, x.stride(1), x_end, span, chunks,
+                x, partial, rows, k + (name == "adjoint"), k, a, x_row, x.stride(1), x_end, span, chunks,
                 X_ALIGN=x_align, END_ALIGN=end_align, WEIGHTED=name == "forward", ROWS=tile.rows, BLOCK=tile.block,
                 num_warps=tile.warps,
             )  # fmt: skip

@@ -136,6 +136,7 @@ def backward(
             g -= smoothing / (k + 1) * w[None, :]
         n, r = coefficients(i, k, a)
         gz = r[None, :] * (n[None, :] * g + tl.cumsum(g, axis=1) + before[:, None]) * factor[:, None]
+        gz = tl.where(i[None, :] < k, gz, 0.0)  # padding that is written along
         before += tl.sum(g, axis=1)
         out_mask = inside[:, None] & (i < out_end * OUT_ALIGN)[None, :]
         tl.store(out + i[None, :], gz.to(out.dtype.element_ty), mask=out_mask)

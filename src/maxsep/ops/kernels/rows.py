@@ -50,7 +50,10 @@ def _adjoint_tile(g, out, g_mask, out_mask, carry, i, k, a, LAST: tl.constexpr, 
         x = (n + 1)[None, :] * v - (tl.cumsum(v, axis=1, reverse=True) + carry[:, None])
     else:
         x = n[None, :] * v + (tl.cumsum(v, axis=1) - total[:, None])
-    tl.store(out, (r[None, :] * x).to(out.dtype.element_ty), mask=out_mask)
+    x *= r[None, :]
+    if LAST:
+        x = tl.where(i[None, :] < k, x, 0.0)  # padding that is written along
+    tl.store(out, x.to(out.dtype.element_ty), mask=out_mask)
     return total
 
 
