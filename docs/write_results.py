@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from maxsep.lab.report.statistics import mean
@@ -14,6 +15,7 @@ from maxsep.lab.report.tables import rounded
 
 ROOT = Path(__file__).parent.parent
 RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
+METHODS = "<!-- methods: written from results/runs by docs/write_results.py -->\n", "<!-- /methods -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -43,10 +45,79 @@ def table() -> str:
         for (head, radius), name in ARMS.items():
             found = accuracies(dataset, head, radius)
             theirs = paper[dataset]["resnet"].get(head, {}).get("0.01")
-            spread = f" ± {rounded(statistics.stdev(found), scale=100)}" if len(found) > 1 else ""
-            ours = f"{rounded(mean(found), scale=100)}{spread}" if found else "-"
-            rows.append(f"| {title}, {name} | {'-' if theirs is None else f'{theirs:.2f}'} | {ours} | {len(found)} |")
+            given = "-" if theirs is None else f"{theirs:.2f}"
+            rows.append(f"| {title}, {name} | {given} | {_told(found)} | {len(found)} |")
     return "\n".join(rows) + "\n"
+
+
+def methods() -> str:
+    """LDAM and MiSLAS, each without and with the matrix and with its control, in Markdown."""
+    paper = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["long_tailed_methods"]
+    rows = ["| | paper, without / with | without | with, behind cosines | with, as class vectors | control |"]
+    rows.append("|---|---|---|---|---|---|")
+    for key, name in (("ldam_sgd", "LDAM"), ("ldam_drw", "LDAM-DRW")):
+        for margin in (0.4, 0.5):
+            found = [ldam(head, margin, key == "ldam_drw") for head in COSINES]
+            rows.append(f"| {name}, margin {margin} | {_of_paper(paper, key, margin)} | {' | '.join(found)} |")
+    for key, name, radius in (
+        ("mislas_stage1", "MiSLAS, stage 1", 1.0),
+        ("mislas_stage1", "MiSLAS, stage 1, radius 0.1", 0.1),
+        ("mislas_stage2", "MiSLAS, stage 2", 1.0),
+        ("mislas_stage2", "MiSLAS, stage 2, radius 0.1", 0.1),
+    ):
+        without, matrix = (mislas(head, radius, key) for head in ("plain" if radius == 1 else "scaled", "maxsep"))
+        theirs = _of_paper(paper, key) if radius == 1 else "-"
+        rows.append(f"| {name} | {theirs} | {without} | - | {matrix} | {without} |")
+    return "\n".join(rows) + "\n"
+
+
+COSINES = ("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine")
+
+
+def _of_paper(paper: dict, method: str, margin: float | None = None) -> str:
+    """What the paper has without and with the matrix; it gave LDAM a margin of 0.5 without and 0.4 with it."""
+    numbers = (paper[method][head]["0.01"] for head in ("plain", "maxsep"))
+    without, matrix = (f"{number:.2f}" for number in numbers)
+    return f"{without if margin != 0.4 else '-'} / {matrix if margin != 0.5 else '-'}"
+
+
+def ldam(head: str, margin: float, deferred: bool) -> str:
+    """Accuracy with LDAM on CIFAR-100 at imbalance 0.01."""
+    return _told(
+        result["metrics"]["top1"]
+        for result in _small_runs()
+        if result["spec"]["head"] == head
+        and result["spec"]["loss"] == "ldam"
+        and dict(result["spec"]["loss_options"])["max_margin"] == margin
+        and ("reweight" in dict(result["spec"]["loss_options"])) == deferred
+    )
+
+
+def mislas(head: str, radius: float, stage: str) -> str:
+    """Accuracy with MiSLAS on CIFAR-100 at imbalance 0.01."""
+    return _told(
+        result["metrics"]["top1"]
+        for result in _small_runs()
+        if (result["spec"]["head"], result["spec"]["radius"]) == (head, radius)
+        and (
+            result["spec"]["loss"] == "label_aware_smoothing"
+            if stage == "mislas_stage2"
+            else (result["spec"]["loss"], result["spec"].get("mixup")) == ("cross_entropy", 1.0)
+        )
+    )
+
+
+def _small_runs() -> list[dict]:
+    paths = sorted((ROOT / "results" / "runs").glob("cifar100-lt0.01-resnet32-*/result.json"))
+    return [result for result in (json.loads(path.read_text()) for path in paths) if not result["spec"]["validation"]]
+
+
+def _told(found: Iterable[float]) -> str:
+    found = list(found)
+    if not found:
+        return "-"
+    spread = f" ± {rounded(statistics.stdev(found), scale=100)}" if len(found) > 1 else ""
+    return f"{rounded(mean(found), scale=100)}{spread}"
 
 
 def cost() -> str:
@@ -70,7 +141,7 @@ def cost() -> str:
 
 def rewritten(text: str) -> str:
     """The README with its tables replaced."""
-    for (begin, end), content in ((RESULTS, table()), (COST, cost())):
+    for (begin, end), content in ((RESULTS, table()), (METHODS, methods()), (COST, cost())):
         before, rest = text.split(begin)
         text = before + begin + content + end + rest.split(end)[1]
     return text
