@@ -6,6 +6,7 @@ import torch
 from maxsep.ops.fused import chunks, row_losses
 from maxsep.simplex import simplex
 
+triton_form = pytest.importorskip("maxsep.ops.fused.triton_form", reason="no Triton for this platform")
 cuda = torch.cuda.is_available()
 
 
@@ -49,6 +50,34 @@ def test_kernels(num_classes, batch, width, separate, full, chunk):
     size = (num_classes, batch, width, separate, full, chunk)
     for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("switch", [False, True])
+@pytest.mark.parametrize("cols", [128, 256])
+def test_every_way_through_a_tile(switch, cols, monkeypatch):
+    forward, backward = (
+        tile | {"COLS": cols, "RARE": switch} for tile in (triton_form.FORWARD_TILE, triton_form.BACKWARD_TILE)
+    )
+    monkeypatch.setattr(triton_form, "FORWARD_TILE", forward | {"EDGE": switch})
+    monkeypatch.setattr(triton_form, "BACKWARD_TILE", backward)
+    size = (603, 140, 8, True, True, 512)
+    for ours, theirs in zip(derivatives("triton", *size), derivatives("dense", *size), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+def test_a_large_offset_is_no_matter_of_samples_that_are_not_there():
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    offset = torch.full((10,), 200.0, requires_grad=True)  # exp(200) is no float32
+    target = torch.tensor([0, 3, 9, 9, 1])
+    found = []
+    for form in ("triton", "torch"):
+        nll, _ = row_losses(x, weight, target, offset, form=form)
+        found.append(torch.autograd.grad(nll.sum(), (x, weight, offset)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("separate", [True, False])
