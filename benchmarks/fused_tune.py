@@ -1,7 +1,7 @@
 """Which tiles and chunks the fused loss should take on this GPU: device times of its parts, most important first.
 
     python benchmarks/fused_tune.py
-    python benchmarks/fused_gpu.py --forward-tile 128,128,64,8,3 --backward-tile 128,256,64,1,8,3 --chunk-mb 128 ...
+    python benchmarks/fused_gpu.py --forward-tile 128,128,64,0,1,8,3 --backward-tile 128,128,64,0,8,3 --stream-cols 64
 
 The second line measures the whole with what the first one found; to keep it, change the constants in
 `ops/fused/triton_form.py` and `ops/fused/chunks.py`.
@@ -21,8 +21,9 @@ from maxsep.losses import fused_cross_entropy
 from maxsep.ops.fused import triton_form
 from maxsep.ops.fused.state import RowState
 
-FORWARD = ("128,128,64,8,3", "128,256,64,8,3", "128,128,64,8,4")
-BACKWARD = ("128,256,64,1,8,3", "128,128,64,1,8,3", "128,256,64,0,8,3", "128,128,64,0,8,3")
+FORWARD = ("128,128,64,0,0,8,3", "128,128,64,0,1,8,3", "128,128,64,1,0,8,3", "128,128,64,1,1,8,3", "128,256,64,1,1,8,3")
+BACKWARD = ("128,128,64,0,8,3", "128,128,64,1,8,3", "128,256,64,0,8,3", "128,256,64,1,8,3", "128,128,64,0,8,2")
+COLS = (64, 32, 128)
 CHUNKS = (128, 64, 32)
 
 
@@ -33,47 +34,56 @@ def told(name, step, num_classes, products=1):
     except Exception as problem:  # a tile that does not fit is a finding, not an end
         say(f"{name:<40} failed: {type(problem).__name__} {str(problem)[:100]}")
         return None
-    rate = products * 2 * BATCH * WIDTH * num_classes / milliseconds / 1e9
-    say(f"{name:<40} {milliseconds * 1e3:8.0f} us  {rate:5.0f} TFLOP/s")
+    rate = f"  {products * 2 * BATCH * WIDTH * num_classes / milliseconds / 1e9:5.0f} TFLOP/s" if products else ""
+    say(f"{name:<34} {milliseconds * 1e3:7.1f} us{rate}")
     return milliseconds
 
 
 def parts(num_classes):
-    """Time the pieces of a chunk of the second pass, and the whole first one."""
+    """Time the pieces of a chunk: of the first pass, of the second, and of what goes down the classes."""
     x = torch.randn(BATCH, WIDTH, device="cuda").bfloat16()
     weight = (torch.randn(num_classes, WIDTH, device="cuda") / WIDTH**0.5).bfloat16()
     target = torch.randint(num_classes, (BATCH,), device="cuda")
     g = torch.empty(BATCH, num_classes, device="cuda", dtype=torch.bfloat16)
-    lse, ones = torch.full((2, BATCH), 10.0, device="cuda"), torch.ones(BATCH, device="cuda")
-    rest = (None, None, target, 0, (lse[0], ones, ones, None), None)
     dx, dw = torch.zeros(BATCH, WIDTH, device="cuda"), torch.empty_like(weight)
-    carries = triton_form.block_carries(weight[1:], 1.0, 256, torch.float32)
+    found = products(x, weight, target, g)
+    found["gradient of weight"] = told("gradient of weight", lambda: torch.mm(g.T, x, out=dw), num_classes)
+    add = lambda: torch.addmm(dx, g, weight, out_dtype=torch.float32, out=dx)  # noqa: E731
+    found["gradient of x"] = told("gradient of x", add, num_classes)
+    return found | streams(weight, dw)
 
-    def rows():
-        torch.mm(x, weight.T, out=g)
-        triton_form.gradient_(g, *rest)
 
+def products(x, weight, target, g):
+    """Time both products with their epilogues in every tile, as in a pass whose target is rarely in a tile."""
+    lse, ones = torch.full((BATCH,), 10.0, device=x.device), torch.ones(BATCH, device=x.device)
+    few = target.masked_fill(torch.rand(BATCH, device=x.device) > 0.1, len(weight))  # the others' are in other chunks
     found = {}
     for tile in FORWARD:
         use(forward_tile=tile)
         state = RowState.empty(triton_form.parts(x), BATCH, ones, with_total=False)
-        found[f"forward {tile}"] = told(
-            f"forward {tile}",
-            lambda state=state: triton_form.accumulate_product(x, weight, None, None, target, 0, state),
-            num_classes,
-        )
+        step = functools.partial(triton_form.accumulating(x, few, state), weight, None, None, 0)
+        found[f"forward {tile}"] = told(f"forward {tile}", step, len(weight))
     for tile in BACKWARD:
         use(backward_tile=tile)
-        step = lambda: triton_form.gradient_product(x, weight, g, *rest)  # noqa: E731
-        found[f"backward {tile}"] = told(f"backward {tile}", step, num_classes)
-    found["backward by rows"] = told("backward by product and row kernel", rows, num_classes)
-    found["gradient of weight"] = told("gradient of weight", lambda: torch.mm(g.T, x, out=dw), num_classes)
-    add = lambda: torch.addmm(dx, g, weight, out_dtype=torch.float32, out=dx)  # noqa: E731
-    found["gradient of x"] = told("gradient of x", add, num_classes)
-    fold = lambda: triton_form.fold(weight[1:], carries, 1.0, 256, 0, num_classes, dw)  # noqa: E731
-    found["fold"] = told("fold", fold, num_classes, products=0)
-    adjoint = lambda: triton_form.adjoint_(dw, 1.0, torch.float32)  # noqa: E731
-    found["adjoint"] = told("adjoint", adjoint, num_classes, products=0)
+        differentiate = triton_form.differentiating(x, few, (lse, ones, ones, None))
+        step = functools.partial(differentiate, weight, g, None, None, 0, None)
+        found[f"backward {tile}"] = told(f"backward {tile}", step, len(weight))
+    return found
+
+
+def streams(weight, dw):
+    """Time what goes down the classes: sums of blocks with their scan, fold, and adjoint with its own sums."""
+    num_classes, found = len(weight), {}
+    carries = triton_form.block_carries(weight[1:], 1.0, 256, torch.float32)
+    for cols in COLS:
+        use(stream_cols=cols)
+        steps = {
+            "block sums": lambda: triton_form.block_carries(weight[1:], 1.0, 256, torch.float32),
+            "fold": lambda: triton_form.fold(weight[1:], carries, 1.0, 256, 0, num_classes, dw),
+            "adjoint": lambda: triton_form.adjoint_(dw, 1.0, torch.float32),
+        }
+        for name, step in steps.items():
+            found[f"{name} {cols}"] = told(f"{name}, {cols} columns", step, num_classes, products=0)
     return found
 
 
@@ -85,6 +95,11 @@ def whole(megabytes):
     return found
 
 
+def fastest(found, kind):
+    times = {name.split()[1]: ms for name, ms in found.items() if name.split()[0] == kind and ms}
+    return min(times, key=times.get)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fused_tune.json"))
@@ -92,14 +107,11 @@ def main():
     for num_classes in (14_336, 2_048):
         record.run("parts", num_classes, functools.partial(parts, num_classes))
     found = record.results["parts"][14_336]
-    best = {}
-    for kind in ("forward", "backward"):
-        times = {name.split()[1]: ms for name, ms in found.items() if name.startswith(kind + " 128") and ms}
-        best[kind] = min(times, key=times.get)
-    use(forward_tile=best["forward"], backward_tile=best["backward"])
+    best = {kind: fastest(found, kind) for kind in ("forward", "backward", "fold")}
+    use(best["forward"], best["backward"], int(best["fold"]))
     for megabytes in CHUNKS:
         record.run("chunks", megabytes, functools.partial(whole, megabytes))
-    say(f"--forward-tile {best['forward']} --backward-tile {best['backward']}")
+    say("--forward-tile {forward} --backward-tile {backward} --stream-cols {fold}".format(**best))
     return record.end()
 
 

@@ -35,7 +35,7 @@ class Record:
             self.results.setdefault(part, {})[case] = found
         except Exception as problem:
             self.failed[f"{part}: {case}"] = f"{type(problem).__name__}: {problem}"
-            say(f"FAILED  {part}: {case}\n{traceback.format_exc()}")
+            say(f"FAILED  {part}: {case}\n{traceback.format_exc()[-600:]}")
         gc.collect()
         torch.cuda.empty_cache()
         say(f"[{part}: {case}, {time.perf_counter() - start:.0f} s]")

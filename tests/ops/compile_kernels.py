@@ -6,13 +6,16 @@ Every launch is compiled as Triton would compile it there: from the strides, ali
 import collections
 import json
 import re
+import subprocess
+import tempfile
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from maxsep.ops.fused import row_losses
+from maxsep.ops.fused import row_losses, triton_form
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
@@ -43,9 +46,28 @@ def compile_only(kernel, grid):
         assert compiled.metadata.shared <= SHARED_MEMORY
         code = compiled.asm["ptx"]
         moved = collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*", code))
-        launched.append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code})
+        launched.append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code, **_loop(code)})
+        launched[-1]["stack"] = _stack(compiled.asm["cubin"])
 
     return launch
+
+
+def _loop(code):
+    """Say whether copies are on their way, and products under way, while a program does something else."""
+    return {
+        "copies ahead": "cp.async" in code,
+        "products ahead": bool(re.search(r"wgmma\.wait_group\.sync\.aligned\s+[1-9]", code)),
+    }
+
+
+def _stack(cubin):
+    """Return the bytes of a program's stack: registers that were too few."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return int(re.search(r"STACK:(\d+)", told.stdout)[1])
 
 
 def scans():
@@ -91,10 +113,13 @@ def losses():
 
 
 def streams():
-    for dtype, num_classes, batch, width, separate in (
-        (torch.bfloat16, 5_000, 256, 64, True),
-        (torch.float32, 300, 20, 5, False),
-        (torch.float16, 2, 1, 1, True),
+    switches = {"RARE": True, "EDGE": True}
+    for dtype, num_classes, batch, width, separate, switched in (
+        (torch.bfloat16, 5_000, 256, 128, True, {}),
+        (torch.bfloat16, 5_000, 256, 128, False, {}),
+        (torch.bfloat16, 5_000, 256, 128, False, switches),
+        (torch.float32, 300, 20, 5, False, {}),
+        (torch.float16, 2, 1, 1, True, {}),
     ):
         x = torch.randn(batch, width).to(dtype).requires_grad_()
         weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
@@ -103,11 +128,14 @@ def streams():
         )
         options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": separate, "form": "triton"}
 
-        def both(x=x, weight=weight, offset=offset, shares=shares, options=options):
+        def both(x=x, weight=weight, offset=offset, shares=shares, options=options, switched=switched):
+            for tile in (triton_form.FORWARD_TILE, triton_form.BACKWARD_TILE):
+                tile.update({name: value for name, value in switched.items() if name in tile})
             nll, smooth = row_losses(x, weight, torch.zeros(len(x), dtype=torch.int64), offset, shares, **options)
             (nll.sum() + smooth.sum()).backward()
 
-        yield f"stream, {num_classes} classes, {dtype}", both
+        named = ", with switches" if switched else "" if separate else ", plain"
+        yield f"stream, {num_classes} classes, {dtype}{named}", both
 
 
 if __name__ == "__main__":

@@ -43,6 +43,24 @@ def test_padded_rows_move_in_wide_words(found):
         assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(backward["moved"])
 
 
-def test_half_precision_products_use_the_matrix_units(found):
-    launches = found["stream, 5000 classes, torch.bfloat16"]
-    assert {launch["kernel"] for launch in launches if launch["wgmma"]} == {"accumulate_product", "gradient_product"}
+@pytest.mark.parametrize("which", ["", ", plain", ", with switches"])
+def test_half_precision_products_use_the_matrix_units_without_waiting(found, which):
+    launches = found[f"stream, 5000 classes, torch.bfloat16{which}"]
+    products = [launch for launch in launches if launch["wgmma"]]
+    assert {launch["kernel"] for launch in products} == {"accumulate_product", "gradient_product"}
+    assert all(launch["products ahead"] and launch["copies ahead"] for launch in products)
+
+
+def test_running_sums_load_ahead_in_wide_words(found):
+    names = {"block_sums", "fold_rows", "adjoint_rows"}
+    launches = [launch for launch in found["stream, 5000 classes, torch.bfloat16"] if launch["kernel"] in names]
+    assert {launch["kernel"] for launch in launches} == names
+    assert all(launch["copies ahead"] for launch in launches)
+    stores = [set(launch["moved"]) for launch in launches if launch["kernel"] != "block_sums"]
+    assert all("st.global.v4.b32" in moved for moved in stores), stores
+
+
+def test_no_program_of_the_streamed_loss_runs_out_of_registers(found):
+    launches = [launch for what, launches in found.items() if what.startswith("stream") for launch in launches]
+    assert len(launches) > 20
+    assert not [launch["kernel"] for launch in launches if launch["stack"]]

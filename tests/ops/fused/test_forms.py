@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from maxsep.ops.fused import chunks, row_losses
+from maxsep.ops.fused import chunks, passes, row_losses
 from maxsep.simplex import simplex
 
+triton_form = pytest.importorskip("maxsep.ops.fused.triton_form", reason="no Triton for this platform")
 cuda = torch.cuda.is_available()
 
 
@@ -51,6 +52,34 @@ def test_kernels(num_classes, batch, width, separate, full, chunk):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("switch", [False, True])
+@pytest.mark.parametrize("cols", [128, 256])
+def test_every_way_through_a_tile(switch, cols, monkeypatch):
+    forward, backward = (
+        tile | {"COLS": cols, "RARE": switch} for tile in (triton_form.FORWARD_TILE, triton_form.BACKWARD_TILE)
+    )
+    monkeypatch.setattr(triton_form, "FORWARD_TILE", forward | {"EDGE": switch})
+    monkeypatch.setattr(triton_form, "BACKWARD_TILE", backward)
+    size = (603, 140, 8, True, True, 512)
+    for ours, theirs in zip(derivatives("triton", *size), derivatives("dense", *size), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+def test_a_large_offset_is_no_matter_of_samples_that_are_not_there():
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    offset = torch.full((10,), 200.0, requires_grad=True)  # exp(200) is no float32
+    target = torch.tensor([0, 3, 9, 9, 1])
+    found = []
+    for form in ("triton", "torch"):
+        nll, _ = row_losses(x, weight, target, offset, form=form)
+        found.append(torch.autograd.grad(nll.sum(), (x, weight, offset)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("batch", "width"), [(3, 8), (8, 3)], ids=["logits side", "weight side"])
@@ -82,6 +111,34 @@ def test_chunks_whose_logits_lie_in_the_gradient(width, monkeypatch):
     for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     assert set(taken) == {True, False}  # some chunks borrow, the last ones have scratch of their own
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("full", [True, False])
+def test_half_precision_with_scratch_in_the_rounded_gradient(full, monkeypatch):
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
+    monkeypatch.setattr(passes, "GRAIN", 32)
+    spares = []
+
+    class Noted(chunks.Scratch):
+        def __init__(self, *given):
+            super().__init__(*given)
+            spares.append(len(given) == 5 and self._own.data_ptr() == given[-1].data_ptr())
+
+    monkeypatch.setattr(passes, "Scratch", Noted)
+    torch.manual_seed(0)
+    # the interpreter multiplies the bits of bfloat16, not its numbers
+    x, weight = torch.randn(64, 64).half(), torch.randn(999, 64).div(8).half()
+    target, u = torch.randint(1000, (64,)), torch.rand(64)
+    offset = torch.randn(1000) if full else None
+    leaves = [leaf.requires_grad_() for leaf in (x, weight, offset) if leaf is not None]
+    nll, _ = row_losses(x, weight, target, offset, form="triton")
+    found = torch.autograd.grad((u * nll).sum(), leaves)
+    assert spares == [False, True]
+    logits = x.double() @ weight.double().T @ simplex(1000, dtype=torch.float64) + (offset if full else 0)
+    exact = torch.autograd.grad((u * torch.nn.functional.cross_entropy(logits, target, reduction="none")).sum(), leaves)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert (ours.double() - theirs.double()).norm() < 2e-3 * theirs.double().norm()
 
 
 def spied(function, results):

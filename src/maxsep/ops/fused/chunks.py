@@ -14,6 +14,8 @@ CHUNK_BYTES = {"cuda": 128 << 20, "cpu": 4 << 20}
 measured there: benchmarks/fused_tune.py does it)."""
 OWN_SHARE = {"triton": 0.025, "torch": 0.0125}
 """Scratch beside the weight and its gradient, as a part of both together; what is not in place needs copies."""
+EXTRA_SHARE = 0.04
+"""All that is taken beside them, in the same measure, but for carries and numbers per class: a twentieth with these."""
 OWN_LEAST = {"cuda": 4 << 20, "cpu": 1 << 18}
 """Bytes of scratch that are never too many."""
 
@@ -38,7 +40,17 @@ class Sizes:
     @property
     def per_class(self) -> int:
         """Bytes of scratch that one class of a chunk takes."""
-        return self.item * (self.batch + (self.width if self.folds else 0))
+        return self.per_output + self.per_folded
+
+    @property
+    def per_output(self) -> int:
+        """Bytes of the logits of one class."""
+        return self.item * self.batch
+
+    @property
+    def per_folded(self) -> int:
+        """Bytes of the composed weight of one class."""
+        return self.item * self.width if self.folds else 0
 
     @property
     def row(self) -> int:
@@ -52,7 +64,9 @@ def own_bytes(sizes: Sizes, device: torch.device, form: str) -> int:
     >>> own_bytes(Sizes(1_000_000, 4096, 512, 2, 2, True), torch.device("cuda"), "triton")
     51200000
     """
-    return max(_of(OWN_LEAST, device), int(OWN_SHARE[form] * 2 * sizes.num_classes * sizes.row))
+    both = 2 * sizes.num_classes * sizes.row
+    wide = sizes.batch * sizes.width * max(0, 4 - sizes.item)  # the gradient of x is summed in float32
+    return max(_of(OWN_LEAST, device), int(min(OWN_SHARE[form] * both, EXTRA_SHARE * both - wide)))
 
 
 def most_bytes(device: torch.device) -> int:
@@ -78,7 +92,8 @@ def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) 
     """Split the classes, last ones first, into chunks whose scratch fits the rows of the gradient not yet written.
 
     The gradient of the rows [0, start) is written after that of the chunk [start, stop), so until then its memory is
-    free. Towards the first class less and less of it is, and chunks shrink until their scratch fits `own_bytes`.
+    free. Towards the first class less and less of it is, and chunks shrink until their logits fit `own_bytes`; the
+    composed weight beside them is smaller and still borrows.
 
     >>> borrowing_chunks(Sizes(40, 3, 1, 4, 4, False), 120, 24, 2)
     [(30, 40), (24, 30), (18, 24), (14, 18), (12, 14), (10, 12), (8, 10), (6, 8), (4, 6), (2, 4), (0, 2)]
@@ -87,9 +102,11 @@ def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) 
     stop = sizes.num_classes
     while stop:
         # scratch of c classes within the stop - c rows below: c * per_class <= (stop - c) * row, but for the padding
-        below = stop * sizes.row - sizes.item * sizes.batch * (sizes.pad - 1)
-        borrowed = max(0, below) // (sizes.per_class + sizes.row)
-        size = min(max(borrowed, own_bytes // sizes.per_class), max(1, most_bytes // sizes.per_class))
+        padding = sizes.per_output * (sizes.pad - 1)
+        borrowed = max(0, stop * sizes.row - padding) // (sizes.per_class + sizes.row)
+        beside = min(own_bytes // sizes.per_output, stop * sizes.row // (sizes.per_folded + sizes.row))
+        size = max(borrowed, beside, own_bytes // sizes.per_class)
+        size = min(size, max(1, most_bytes // sizes.per_class))
         start = max(0, -(-(stop - size) // grain) * grain)
         if start >= stop:
             start = (stop - 1) // grain * grain
@@ -99,29 +116,62 @@ def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) 
 
 
 class Scratch:
-    """One piece of memory for what a chunk needs: taken from the front of another tensor where that is free."""
+    """Memory for what a chunk needs: at the front of another tensor where that is free, else of its own.
 
-    def __init__(self, sizes: Sizes, chunks: list[tuple[int, int]], lender: Tensor | None, like: Tensor) -> None:
-        self._sizes, self._lender = sizes, None if lender is None else lender.view(-1).view(torch.uint8)
-        own = [self._bytes(stop - start) for start, stop in chunks if not self._fits(start, stop)]
-        self._own = torch.empty(max(own, default=0), dtype=torch.uint8, device=like.device)
-        self._dtype = like.dtype
+    Args:
+        sizes: What the bytes follow from.
+        chunks: All that will be asked for.
+        lender: The gradient, whose rows before a chunk are free.
+        like: Has the precision of the products.
+        spare: What is free throughout; taken in place of own memory if it suffices.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        chunks: list[tuple[int, int]],
+        lender: Tensor | None,
+        like: Tensor,
+        spare: Tensor | None = None,
+    ) -> None:
+        self._sizes, self._lends = sizes, lender is not None
+        need = max((self._own_numbers(start, stop) for start, stop in chunks), default=0)
+        self._own = like.new_empty(need) if spare is None or spare.numel() < need else spare.view(-1)
+        self._lender, self._nothing = self._own, like.new_empty(0, 0)
+        if lender is not None:
+            whole = lender.nbytes // like.element_size() * like.element_size()
+            self._lender = lender.view(-1).view(torch.uint8)[:whole].view(like.dtype)
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return room for the logits (batch, c) and for the composed weight (c, width) of a chunk of c classes."""
-        rows, sizes = stop - start, self._sizes
-        lender = self._lender if self._lender is not None and self._fits(start, stop) else self._own
-        room = lender[: self._bytes(rows)].view(self._dtype)
-        padded = -(-rows // sizes.pad) * sizes.pad
-        logits = room[: sizes.batch * padded].view(sizes.batch, padded)[:, :rows]
-        return logits, room[sizes.batch * padded :].view(rows, sizes.width) if sizes.folds else room[:0].view(0, 0)
+        rows, batch, width = stop - start, self._sizes.batch, self._sizes.width
+        padded = self._padded(rows)
+        fits = self._fits(start, stop)
+        logits = (self._lender if fits else self._own).as_strided((batch, rows), (padded, 1))
+        if not self._sizes.folds:
+            return logits, self._nothing
+        if self._folded_fits(start, stop) and not fits:
+            return logits, self._lender.as_strided((rows, width), (width, 1))
+        return logits, (self._lender if fits else self._own).as_strided((rows, width), (width, 1), batch * padded)
 
-    def _bytes(self, rows: int) -> int:
-        padded = -(-rows // self._sizes.pad) * self._sizes.pad
-        return self._sizes.item * (self._sizes.batch * padded + (rows * self._sizes.width if self._sizes.folds else 0))
+    def _padded(self, rows: int) -> int:
+        return -(-rows // self._sizes.pad) * self._sizes.pad
+
+    def _numbers(self, rows: int) -> int:
+        return self._sizes.batch * self._padded(rows) + (rows * self._sizes.width if self._sizes.folds else 0)
+
+    def _own_numbers(self, start: int, stop: int) -> int:
+        if self._fits(start, stop):
+            return 0
+        if self._folded_fits(start, stop):
+            return self._sizes.batch * self._padded(stop - start)
+        return self._numbers(stop - start)
 
     def _fits(self, start: int, stop: int) -> bool:
-        return self._lender is not None and self._bytes(stop - start) <= start * self._sizes.row
+        return self._lends and self._sizes.item * self._numbers(stop - start) <= start * self._sizes.row
+
+    def _folded_fits(self, start: int, stop: int) -> bool:
+        return self._lends and (stop - start) * self._sizes.per_folded <= start * self._sizes.row
 
 
 def _of(table: dict[str, int], device: torch.device) -> int:

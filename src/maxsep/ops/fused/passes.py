@@ -75,18 +75,19 @@ class Stream:
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
         chunks = self._chunks(sizes)
         scratch = Scratch(sizes, chunks, None, self.x)
+        joined = self.steps.accumulating(self.x, self.target, state) if self.joins else None
         for start, stop in chunks:
             logits, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
-            rest = (*self._parts(start, stop), self.target, start, state)
-            if self.joins:
-                self.steps.accumulate_product(self.x, weight, *rest)
+            parts = self._parts(start, stop)
+            if joined:
+                joined(weight, *parts, start)
                 continue
             self._products(weight, logits)
             if self.side == "logits":
                 along.append(carry)
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
-            self.steps.accumulate(logits, *rest)
+            self.steps.accumulate(logits, *parts, self.target, start, state)
         lse, target_logit, total = state.merged()
         smooth = torch.zeros_like(lse)
         if total is not None:
@@ -100,39 +101,55 @@ class Stream:
         u, v = _contiguous(u, v)
         a = u if v is None else u + v * self._mean_weight()
         factors = (lse, a, u, None if v is None else v / self.num_classes)
-        x, sizes = self.x, self.sizes
         wants_x, wants_weight, wants_offset = wants
-        dx = torch.zeros(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
+        dx = torch.zeros(self.x.shape if wants_x else 0, dtype=self.wide, device=self.x.device)
         # with P there is one row more than in the weight, cut off at the end
-        dw = self.weight.new_empty(self.num_classes if wants_weight else 0, sizes.width)
+        dw = self.weight.new_empty(self.num_classes if wants_weight else 0, self.sizes.width)
         columns = lse.new_empty(self.num_classes if wants_offset else 0)
-        later = lse.new_zeros(len(x))
+        rounded = dx if dx.dtype == self.x.dtype else torch.empty_like(dx, dtype=self.x.dtype)
+        # until the gradient of x is rounded into it, that memory serves the last chunks
+        spare = None if rounded is dx else rounded
+        self._second_pass(factors, carries, wants, (dx, dw, columns), spare)
+        if wants_weight:
+            self._through_fold(dw)
+        return dx if rounded is dx else rounded.copy_(dx), dw[: len(self.weight)], columns
+
+    def _second_pass(
+        self,
+        factors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        carries: Tensor,
+        wants: tuple[bool, bool, bool],
+        gradients: tuple[Tensor, Tensor, Tensor],
+        spare: Tensor | None,
+    ) -> None:
+        """Write the gradients of x, of the weight that P is folded into, and of the offset; its scratch ends here."""
+        x, sizes, (dx, dw, columns) = self.x, self.sizes, gradients
+        wants_x, wants_weight, wants_offset = wants
+        later = dx.new_zeros(len(x))
         lender = dw if wants_weight and self.form == "triton" else None
         chunks = self._chunks(sizes, last_first=True, borrows=lender is not None)
-        scratch = Scratch(sizes, chunks, lender, x)
+        scratch = Scratch(sizes, chunks, lender, x, spare)
+        joined = self.steps.differentiating(x, self.target, factors) if self.joins else None
         for turn, (start, stop) in enumerate(chunks):
             g, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
             sums = columns[start:stop] if wants_offset else None
-            rest = (*self._parts(start, stop), self.target, start, factors, sums)
-            if self.joins:
-                self.steps.gradient_product(x, weight, g, *rest)
+            parts = self._parts(start, stop)
+            if joined:
+                joined(weight, g, *parts, start, sums)
             elif self.side == "logits":
                 self._products(weight, g)
                 z, _ = separated(g, carries[-1 - turn], self.num_classes, self.radius, start)
-                self.steps.gradient_(z, *rest)
+                self.steps.gradient_(z, *parts, self.target, start, factors, sums)
                 g.copy_(unseparated_(z, later, self.num_classes, self.radius, start))
+                g = g[:, : len(weight)]
             else:
                 self._products(weight, g)
-                self.steps.gradient_(g, *rest)
+                self.steps.gradient_(g, *parts, self.target, start, factors, sums)
             if wants_x:
-                add_product(dx, g[:, : len(weight)], weight)
+                add_product(dx, g, weight)
             if wants_weight:
-                product(g[:, : len(weight)].T, x, dw[start : start + len(weight)])
-        del scratch
-        if wants_weight:
-            self._through_fold(dw)
-        return dx.to(x.dtype), dw[: len(self.weight)], columns
+                product(g.T, x, dw[start : start + len(weight)])
 
     def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> list[tuple[int, int]]:
         own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
@@ -162,10 +179,10 @@ class Stream:
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
         """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""
-        rows = self.weight[start:stop]
         if self.side == "weight":
             self.steps.fold(self.weight, carries, self.radius, self.grain, start, stop, room)
             return room
+        rows = self.weight[start:stop]
         if not self.sizes.folds:
             return rows if rows.dtype == self.x.dtype else rows.to(self.x.dtype)
         return torch.mul(rows, self.radius, out=room)

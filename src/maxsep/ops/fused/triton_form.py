@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -15,11 +17,11 @@ from maxsep.ops.triton_scan import is_interpreting, scale_of
 
 PAD = 8
 """Rows of logits start at multiples of 16 bytes, as the copy engine of a GPU wants it."""
-FORWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
-BACKWARD_TILE = {"ROWS": 128, "COLS": 256, "INNER": 64, "FLAT": True, "num_warps": 8, "num_stages": 3}
-"""For an H200: the forward tile was the fastest of seven there; the backward one has not been measured in this form
-(benchmarks/fused_tune.py does it)."""
-COLS = 64
+FORWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "RARE": False, "EDGE": False, "num_warps": 8, "num_stages": 3}
+BACKWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "RARE": False, "num_warps": 8, "num_stages": 3}
+"""For an H200; benchmarks/fused_tune.py times others."""
+STREAM = {"ROWS": 16, "COLS": 64, "STAGES": 3, "num_warps": 1}
+"""Tiles that running sums go down the classes in: one warp scans one, and some are always on their way."""
 ROW_GROUPS = 32
 """Partial sums of the gradient over samples, at most."""
 
@@ -34,10 +36,8 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
 def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int, stop: int, out: Tensor) -> None:
     """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain."""
     rows, width = weight.shape
-    grid = (triton.cdiv(stop - start, grain), triton.cdiv(width, COLS))
-    factor = scale_of(radius, rows)
-    chunks.fold_rows[grid](
-        weight, carries, out, start, stop, rows, width, rows, factor, GRAIN=grain, COLS=COLS, num_warps=8
+    chunks.fold_rows[_grid(stop - start, grain, width)](
+        weight, carries, out, start, stop, rows, width, rows, scale_of(radius, rows), GRAIN=grain, **STREAM
     )
 
 
@@ -47,9 +47,9 @@ def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
     rows, width = gradient.shape
     grain = 256
     carries = _scanned(gradient, rows, rows - 1, 1.0, grain, weighted=False)
-    grid = (triton.cdiv(rows, grain), triton.cdiv(width, COLS))
-    factor = scale_of(radius, rows - 1)
-    chunks.adjoint_rows[grid](gradient, carries, rows, width, rows - 1, factor, GRAIN=grain, COLS=COLS, num_warps=8)
+    chunks.adjoint_rows[_grid(rows, grain, width)](
+        gradient, carries, rows, width, rows - 1, scale_of(radius, rows - 1), GRAIN=grain, **STREAM
+    )
 
 
 def accumulate(
@@ -106,56 +106,61 @@ def parts(x: Tensor) -> int:
     return max(1, _programs(x, FORWARD_TILE) // row_tiles)
 
 
-def accumulate_product(
-    x: Tensor,
-    folded: Tensor,
-    offset: Tensor | None,
-    weight: Tensor | None,
-    target: Tensor,
-    start: int,
-    state: RowState,
-) -> None:
-    """Take the logits of a chunk of classes, x folded^T, into the state without writing them."""
-    batch, width = x.shape
-    splits, tile = len(state.most), FORWARD_TILE
-    products.accumulate_product[(triton.cdiv(batch, tile["ROWS"]) * splits,)](
-        TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]]),
-        TensorDescriptor.from_tensor(folded, [tile["COLS"], tile["INNER"]]),
-        offset, weight, target, state.most, state.sum, state.target, state.total, start, len(folded), batch, splits,
-        OFFSET=offset is not None, WEIGHT=weight is not None, TOTAL=state.total is not None, WIDTH=width, **tile,
-    )  # fmt: skip
+def accumulating(x: Tensor, target: Tensor, state: RowState) -> Callable[..., None]:
+    """Return what takes the logits of a chunk of classes, x folded^T, into the state without writing them.
+
+    It is called with folded, offset and weight of the chunk and its first class. All that chunks share is made here:
+    a launch is short enough for Python's part of it to count.
+    """
+    (batch, width), tile = x.shape, FORWARD_TILE
+    splits, block = len(state.most), [tile["COLS"], tile["INNER"]]
+    launch = products.accumulate_product[(triton.cdiv(batch, tile["ROWS"]) * splits,)]
+    samples = TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]])
+    options = {"TOTAL": state.total is not None, "WIDTH": width, **tile}
+
+    def accumulate_product(folded: Tensor, offset: Tensor | None, weight: Tensor | None, start: int) -> None:
+        launch(
+            samples, TensorDescriptor(folded, [len(folded), width], [width, 1], block), offset, weight, target,
+            state.most, state.sum, state.target, state.total, start, len(folded), batch, splits,
+            OFFSET=offset is not None, WEIGHT=weight is not None, **options,
+        )  # fmt: skip
+
+    return accumulate_product
 
 
-def gradient_product(
-    x: Tensor,
-    folded: Tensor,
-    out: Tensor,
-    offset: Tensor | None,
-    weight: Tensor | None,
-    target: Tensor,
-    start: int,
-    factors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    columns: Tensor | None,
-) -> None:
-    """Write the gradient at a chunk of logits, x folded^T, and its sums over samples into `columns`."""
-    lse, a, u, v = factors
-    (batch, width), size, tile = x.shape, len(folded), BACKWARD_TILE
-    row_tiles = triton.cdiv(batch, tile["ROWS"])
-    programs = min(_programs(x, tile), row_tiles * triton.cdiv(size, tile["COLS"]))
-    partial = None if columns is None else columns.new_empty(row_tiles, size)
-    products.gradient_product[(programs,)](
-        TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]]),
-        TensorDescriptor.from_tensor(folded, [tile["COLS"], tile["INNER"]]),
-        TensorDescriptor.from_tensor(out, [tile["ROWS"], tile["COLS"]]),
-        offset, weight, target, lse, a, u, v, partial, start, size, batch, programs,
-        OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, COLUMNS=columns is not None,
-        WIDTH=width, **tile,
-    )  # fmt: skip
-    if columns is not None and partial is not None:
-        torch.sum(partial, 0, out=columns)
+def differentiating(
+    x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None]
+) -> Callable[..., None]:
+    """Return what writes the gradient at a chunk of logits, x folded^T, and its sums over samples into `columns`.
+
+    It is called with folded, the room for the gradient, offset and weight of the chunk, its first class and `columns`.
+    """
+    (batch, width), tile, (lse, a, u, v) = x.shape, BACKWARD_TILE, factors
+    row_tiles, cols = triton.cdiv(batch, tile["ROWS"]), tile["COLS"]
+    most_splits = max(1, _programs(x, tile) // row_tiles)
+    samples = TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]])
+    block, out_block = [cols, tile["INNER"]], [tile["ROWS"], cols // 2]
+    options = {"SMOOTH": v is not None, "WIDTH": width, **tile}
+
+    def gradient_product(
+        folded: Tensor, out: Tensor, offset: Tensor | None, weight: Tensor | None, start: int, columns: Tensor | None
+    ) -> None:
+        size = len(folded)
+        splits = min(most_splits, -(-size // cols))
+        partial = None if columns is None else columns.new_empty(row_tiles, size)
+        products.gradient_product[(row_tiles * splits,)](
+            samples, TensorDescriptor(folded, [size, width], [width, 1], block),
+            TensorDescriptor(out, [batch, size], [out.stride(0), 1], out_block),
+            offset, weight, target, lse, a, u, v, partial, start, size, batch, splits,
+            OFFSET=offset is not None, WEIGHT=weight is not None, COLUMNS=columns is not None, **options,
+        )  # fmt: skip
+        if columns is not None and partial is not None:
+            torch.sum(partial, 0, out=columns)
+
+    return gradient_product
 
 
-def _programs(x: Tensor, tile: dict[str, int]) -> int:
+def _programs(x: Tensor, tile: dict[str, Any]) -> int:
     """Return how many programs of a tile run at once: two on a processor if their accumulators fit."""
     return _processors(x.device) * (2 if tile["ROWS"] * tile["COLS"] <= 128 * 128 else 1)
 
@@ -165,16 +170,17 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+def _grid(rows: int, grain: int, width: int) -> tuple[int, int]:
+    return -(-rows // grain), -(-width // STREAM["COLS"])
+
+
 def _scanned(source: Tensor, rows: int, k: int, factor: float, grain: int, *, weighted: bool) -> Tensor:
     """Return the sums of all blocks before each block of rows, weighted by r, or of all after it, unweighted."""
     width = source.shape[1]
-    blocks = triton.cdiv(rows, grain)
-    sums = torch.empty(blocks, width, dtype=torch.float32, device=source.device)
-    grid = (blocks, triton.cdiv(width, COLS))
-    chunks.block_sums[grid](
-        source, sums, len(source), width, k, factor, WEIGHTED=weighted, GRAIN=grain, COLS=COLS, num_warps=8
-    )
+    grid = _grid(rows, grain, width)
+    sums = torch.empty(grid[0], width, dtype=torch.float32, device=source.device)
+    chunks.block_sums[grid](source, sums, len(source), width, k, factor, WEIGHTED=weighted, GRAIN=grain, **STREAM)
     chunks.scan_blocks[(triton.cdiv(width, 16),)](
-        sums, blocks, width, REVERSE=not weighted, ROWS=64, COLS=16, num_warps=4
+        sums, grid[0], width, REVERSE=not weighted, ROWS=64, COLS=16, STAGES=4, num_warps=1
     )
     return sums

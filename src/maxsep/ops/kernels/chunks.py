@@ -1,6 +1,8 @@
 """The steps of the streamed loss; `ops/fused/triton_form.py` launches them, `torch_form.py` says what they compute.
 
-Matrices are contiguous, rows are classes or samples. See `rows` for the coefficients: s = n r.
+Matrices are contiguous, rows are classes or samples. See `rows` for the coefficients: s = n r. Running sums go down the
+rows of a block in small tiles with the carry in registers: one warp scans such a tile without shared memory, and the
+next tiles are on their way meanwhile.
 """
 
 import triton
@@ -10,24 +12,34 @@ from maxsep.ops.kernels.rows import coefficients
 
 
 @triton.jit
-def block_sums(source, sums, rows, width, k, factor, WEIGHTED: tl.constexpr, GRAIN: tl.constexpr, COLS: tl.constexpr):
+def block_sums(
+    source, sums, rows, width, k, factor,
+    WEIGHTED: tl.constexpr, GRAIN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Sum GRAIN rows at a time, times r if weighted: sums[b] = sum_{i in block b} (r_i) source_i."""
     block = tl.program_id(0)
-    row = block * GRAIN + tl.arange(0, GRAIN)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    keep = (row < rows)[:, None] & (col < width)[None, :]
-    value = tl.load(source + row.to(tl.int64)[:, None] * width + col[None, :], mask=keep, other=0.0).to(tl.float32)
-    if WEIGHTED:
-        value *= coefficients(row, k, factor)[1][:, None]
-    tl.store(sums + block.to(tl.int64) * width + col, tl.sum(value, 0), mask=col < width)
+    source += block.to(tl.int64) * GRAIN * width
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for first in tl.range(0, GRAIN, ROWS, num_stages=STAGES):
+        i = first + tl.arange(0, ROWS)
+        row = block * GRAIN + i
+        keep = (row < rows)[:, None] & (col < width)[None, :]
+        value = tl.load(source + (i[:, None] * width + col[None, :]), mask=keep, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            value *= coefficients(row, k, factor)[1][:, None]
+        total += value
+    tl.store(sums + block.to(tl.int64) * width + col, tl.sum(total, 0), mask=col < width)
 
 
 @triton.jit
-def scan_blocks(sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def scan_blocks(
+    sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr
+):
     """Replace each block's sum by the sum of all blocks before it, or after it if reversed."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     carry = tl.zeros([COLS], tl.float32)
-    for first in range(0, blocks, ROWS):
+    for first in tl.range(0, blocks, ROWS, num_stages=STAGES):
         position = first + tl.arange(0, ROWS)
         row = position
         if REVERSE:
@@ -40,35 +52,51 @@ def scan_blocks(sums, blocks, width, REVERSE: tl.constexpr, ROWS: tl.constexpr, 
 
 
 @triton.jit
-def fold_rows(weight, carries, out, start, stop, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):
+def fold_rows(
+    weight, carries, out, start, stop, rows, width, k, factor,
+    GRAIN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Write W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop)."""
-    row = start + tl.program_id(0) * GRAIN + tl.arange(0, GRAIN)
-    block = (start // GRAIN + tl.program_id(0)).to(tl.int64)
+    top = tl.program_id(0) * GRAIN
+    block = ((start + top) // GRAIN).to(tl.int64)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     inside = (col < width)[None, :]
-    place = row.to(tl.int64)[:, None] * width + col[None, :]
-    value = tl.load(weight + place, mask=(row < rows)[:, None] & inside, other=0.0).to(tl.float32)
-    n, r = coefficients(row, k, factor)
-    weighted = value * r[:, None]
+    weight += block * GRAIN * width
+    out += top.to(tl.int64) * width
     carry = tl.load(carries + block * width + col, mask=col < width, other=0.0)
-    folded = weighted * (n + 1)[:, None] - (carry[None, :] + tl.cumsum(weighted, 0))
-    place -= start.to(tl.int64) * width
-    tl.store(out + place, folded.to(out.dtype.element_ty), mask=(row < stop)[:, None] & inside)
+    for first in tl.range(0, GRAIN, ROWS, num_stages=STAGES):
+        i = first + tl.arange(0, ROWS)
+        row = start + top + i
+        place = i[:, None] * width + col[None, :]
+        value = tl.load(weight + place, mask=(row < rows)[:, None] & inside, other=0.0).to(tl.float32)
+        n, r = coefficients(row, k, factor)
+        weighted = value * r[:, None]
+        folded = weighted * (n + 1)[:, None] - (carry[None, :] + tl.cumsum(weighted, 0))
+        tl.store(out + place, folded.to(out.dtype.element_ty), mask=(row < stop)[:, None] & inside)
+        carry += tl.sum(weighted, 0)
 
 
 @triton.jit
-def adjoint_rows(gradient, carries, rows, width, k, factor, GRAIN: tl.constexpr, COLS: tl.constexpr):
-    """Write dW_i = s_i dW'_i - r_i (carry + sum_{j>i in block} dW'_j), in place."""
+def adjoint_rows(
+    gradient, carries, rows, width, k, factor,
+    GRAIN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write dW_i = s_i dW'_i - r_i (carry + sum_{j>i in block} dW'_j), in place, last rows first."""
     block = tl.program_id(0)
-    row = block * GRAIN + tl.arange(0, GRAIN)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    keep = (row < rows)[:, None] & (col < width)[None, :]
-    place = gradient + row.to(tl.int64)[:, None] * width + col[None, :]
-    value = tl.load(place, mask=keep, other=0.0).to(tl.float32)
-    n, r = coefficients(row, k, factor)
-    carry = tl.load(carries + block.to(tl.int64) * width + col, mask=col < width, other=0.0)
-    later = (carry + tl.sum(value, 0))[None, :] - tl.cumsum(value, 0)
-    tl.store(place, (r[:, None] * (value * n[:, None] - later)).to(gradient.dtype.element_ty), mask=keep)
+    gradient += block.to(tl.int64) * GRAIN * width
+    later = tl.load(carries + block.to(tl.int64) * width + col, mask=col < width, other=0.0)
+    for done in tl.range(0, GRAIN, ROWS, num_stages=STAGES):
+        i = GRAIN - ROWS - done + tl.arange(0, ROWS)
+        row = block * GRAIN + i
+        keep = (row < rows)[:, None] & (col < width)[None, :]
+        place = gradient + (i[:, None] * width + col[None, :])
+        value = tl.load(place, mask=keep, other=0.0).to(tl.float32)
+        n, r = coefficients(row, k, factor)
+        later += tl.sum(value, 0)
+        # what is left of this tile and all later ones; a scan from below would cost ten times the shuffles
+        after = later[None, :] - tl.cumsum(value, 0)
+        tl.store(place, (r[:, None] * (value * n[:, None] - after)).to(gradient.dtype.element_ty), mask=keep)
 
 
 @triton.jit

@@ -1,17 +1,39 @@
 r"""Products whose tiles of logits never leave the multiprocessor: log-sum-exp or gradient as their epilogue.
 
-Tiles come through tensor descriptors (the copy engine of Hopper and later); the loop over tiles and the loop over
-features are one flattened loop, so that the next tile is on its way while this one's exponentials are taken.
+Tiles come through tensor descriptors (the copy engine of Hopper and later). A program keeps one block of samples and
+goes through every splits-th tile of classes; the loop over tiles and the loop over features are one flattened loop, so
+that the next tile is on its way while this one's exponentials are taken. Two programs share a multiprocessor: the
+epilogue of one hides behind the products of the other.
+
+Exponentials are powers of two, whose factor log2(e) is part of one multiply-add. With RARE what concerns targets is
+done only in tiles that hold one; with EDGE only the last tile is masked.
 """
 
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
+def _any_in_tile(index, tile, COLS: tl.constexpr):
+    return tl.max(((index >= tile * COLS) & (index < tile * COLS + COLS)).to(tl.int32), 0) != 0
+
+
+@triton.jit
+def _masked(z, inside, last, EDGE: tl.constexpr):
+    if EDGE:
+        if last:
+            z = tl.where(inside[None, :], z, -float("inf"))
+    else:
+        z = tl.where(inside[None, :], z, -float("inf"))
+    return z
+
+
+@triton.jit(do_not_specialize=["start", "size", "batch", "splits"])
 def accumulate_product(
     x, w, offset, weight, target, most, sums, target_logit, total, start, size, batch, splits,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr, RARE: tl.constexpr, EDGE: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Online log-sum-exp of ROWS rows of x w^T over every splits-th tile of classes, into a state of its own."""
@@ -38,11 +60,15 @@ def accumulate_product(
             if WEIGHT:
                 share = tl.load(weight + col, mask=inside, other=0.0)
             summed += tl.sum(z * share[None, :], 1)
-        own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
-        z = tl.where(inside[None, :], z, -float("inf"))
+        if RARE:
+            if _any_in_tile(index, tile, COLS):
+                own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
+        else:
+            own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
+        z = _masked(z, inside, tile * COLS + COLS > size, EDGE)
         new = tl.maximum(m, tl.max(z, 1))
-        reference = tl.where(new == -float("inf"), 0.0, new)
-        mass = mass * tl.exp(m - reference) + tl.sum(tl.exp(z - reference[:, None]), 1)
+        reference = tl.where(new == -float("inf"), 0.0, new) * LOG2_E
+        mass = mass * tl.exp2(m * LOG2_E - reference) + tl.sum(tl.exp2(z * LOG2_E - reference[:, None]), 1)
         m = new
     tl.store(most + place, m, mask=there)
     tl.store(sums + place, mass, mask=there)
@@ -51,35 +77,46 @@ def accumulate_product(
         tl.store(total + place, tl.load(total + place, mask=there, other=0.0) + summed, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "size", "batch", "splits"])
 def gradient_product(
-    x, w, out, offset, weight, target, lse, a, u, v, partial, start, size, batch, programs,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr, FLAT: tl.constexpr,
+    x, w, out, offset, weight, target, lse, a, u, v, partial, start, size, batch, splits,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr, RARE: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Write g = a exp(z - lse) - u [j = y] - v w_j of z = x w^T + offset, and the sums of g over each ROWS rows."""
-    row_tiles = tl.cdiv(batch, ROWS)
-    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(size, COLS), programs, flatten=FLAT):
-        block = tile % row_tiles
-        first, left = block * ROWS, tile // row_tiles * COLS
+    block = tl.program_id(0) // splits
+    first = block * ROWS
+    row = first + tl.arange(0, ROWS)
+    there = row < batch
+    index = (tl.load(target + row, mask=there, other=-1) - start).to(tl.int32)
+    # samples beyond the batch have no gradient, whatever the offset
+    reference = tl.load(lse + row, mask=there, other=float("inf")) * LOG2_E
+    factor = tl.load(a + row, mask=there, other=0.0)
+    pull = tl.load(u + row, mask=there, other=0.0)
+    if SMOOTH:
+        smoothed = tl.load(v + row, mask=there, other=0.0)
+    for tile in tl.range(tl.program_id(0) % splits, tl.cdiv(size, COLS), splits, flatten=True):
         z = tl.zeros([ROWS, COLS], tl.float32)
         for inner in range(0, WIDTH, INNER):
-            z = tl.dot(x.load([first, inner]), w.load([left, inner]).T, z)
-        row = first + tl.arange(0, ROWS)
-        col = left + tl.arange(0, COLS)
-        there, inside = row < batch, col < size
+            z = tl.dot(x.load([first, inner]), w.load([tile * COLS, inner]).T, z)
+        col = tile * COLS + tl.arange(0, COLS)
+        inside = col < size
         if OFFSET:
             z += tl.load(offset + col, mask=inside, other=0.0)[None, :]
-        reference = tl.load(lse + row, mask=there, other=0.0)
-        g = tl.exp(z - reference[:, None]) * tl.load(a + row, mask=there, other=0.0)[:, None]
-        index = (tl.load(target + row, mask=there, other=-1) - start).to(tl.int32)
-        g -= tl.where(index[:, None] == col[None, :], tl.load(u + row, mask=there, other=0.0)[:, None], 0.0)
+        g = tl.exp2(z * LOG2_E - reference[:, None]) * factor[:, None]
+        if RARE:
+            if _any_in_tile(index, tile, COLS):
+                g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
+        else:
+            g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
         if SMOOTH:
             share = tl.full([COLS], 1.0, tl.float32)
             if WEIGHT:
                 share = tl.load(weight + col, mask=inside, other=0.0)
-            g -= tl.load(v + row, mask=there, other=0.0)[:, None] * share[None, :]
-        out.store([first, left], g.to(out.dtype))
+            g -= smoothed[:, None] * share[None, :]
+        # in two halves, whose copy on the way out is small enough for a second program
+        left, right = tl.split(tl.permute(tl.reshape(g, [ROWS, 2, COLS // 2]), [0, 2, 1]))
+        out.store([first, tile * COLS], left.to(out.dtype))
+        out.store([first, tile * COLS + COLS // 2], right.to(out.dtype))
         if COLUMNS:
-            kept = tl.where(there[:, None], g, 0.0)
-            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(kept, 0), mask=inside)
+            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0), mask=inside)
