@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maxsep.lab.networks.base import Network, Shape
-from maxsep.lab.networks.blocks import Rectifier, conv3x3, stages
+from maxsep.lab.networks.blocks import conv3x3, stages
 
 
 class ResNet34(Network):
@@ -23,7 +23,7 @@ class ResNet34(Network):
     def __init__(self, num_outputs: int, *, shape: Shape = (3, 32, 32)) -> None:
         super().__init__()
         self.num_features = 512
-        self.stem = nn.Sequential(conv3x3(shape[0], 64), nn.BatchNorm2d(64), Rectifier())
+        self.stem = nn.Sequential(conv3x3(shape[0], 64), nn.BatchNorm2d(64), nn.ReLU())
         self.blocks = stages((3, 4, 6, 3), (64, 128, 256, 512), _projection)
         self.head = nn.Linear(self.num_features, num_outputs)
 
