@@ -42,19 +42,29 @@ PRECISIONS = ("autocast to bfloat16", "float32", "tensorfloat32")
 FEW_ROWS = ((1, 10_000_000), (8, 1_000_000), (64, 1_000_000))
 
 
-def device_time(function, calls=1, rounds=15):
-    """Microseconds of one call on the device: median and quartiles over replays of a graph of several calls."""
+def device_time(function, inputs=((),), rounds=15):
+    """Microseconds of one call on the device: median and quartiles over replays of a graph of a call for every input.
+
+    What the calls return is kept until the graph is complete, so that each writes to memory of its own. A graph takes
+    some ten microseconds to start: short calls are to be many.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            function()
+            function(*inputs[0])
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(calls):
-            function()
-    return timed(graph.replay, calls, rounds)
+        kept = [function(*given) for given in inputs]
+    result = timed(graph.replay, len(inputs), rounds)
+    del kept
+    return result
+
+
+def several(make, nbytes):
+    """Make so many inputs of a size that none of them is in the cache any more when its turn comes."""
+    return [make() for _ in range(max(1, min(32, (1 << 30) // nbytes)))]
 
 
 def timed(function, calls=1, rounds=15):
@@ -107,36 +117,49 @@ def check_product(x, logits):
     }
 
 
+def matrices(num_classes, dtype, batch=BATCH):
+    """Several sets of padded outputs of a layer, outputs without padding, logits, and room for logits."""
+
+    def one():
+        logits = torch.empty(batch, num_classes, device="cuda", dtype=dtype).normal_()
+        rows = [outputs(num_classes, dtype, padded, batch) for padded in (True, False)]
+        return *rows, logits, torch.empty_like(logits)
+
+    return several(one, batch * num_classes * dtype.itemsize)
+
+
+def copied(sets):
+    copy = device_time(lambda x, plain, logits, room: room.copy_(logits), sets)
+    return copy | {"terabytes_per_second": 2e-6 * sets[0][2].nbytes / copy["us"]}
+
+
 def product(num_classes, dtype):
     """Forward and adjoint, with padded rows as the head makes them, and with plain ones."""
-    logits = torch.empty(BATCH, num_classes, device="cuda", dtype=dtype).normal_()
-    other = torch.empty_like(logits)
-    copy = device_time(lambda: other.copy_(logits))
-    found = {"copy": copy | {"terabytes_per_second": 2e-6 * logits.nbytes / copy["us"]}}
-    say(f"{of(dtype, num_classes)}: copy {found['copy']['terabytes_per_second']:.2f} TB/s")
-    x, plain = outputs(num_classes, dtype, True), outputs(num_classes, dtype, False)
-    found["errors"] = check_product(x, logits)
+    sets = matrices(num_classes, dtype)
+    copy = copied(sets)
+    say(f"{of(dtype, num_classes)}: copy {copy['terabytes_per_second']:.2f} TB/s")
+    found = {"copy": copy, "sets": len(sets), "errors": check_product(sets[0][0], sets[0][2])}
     for form, function in {
-        "forward": lambda: separate_op(x, 1.0, dtype),
-        "backward": lambda: adjoint_op(logits, 1.0, dtype),
-        "forward, plain rows": lambda: separate_op(plain, 1.0, dtype),
+        "forward": lambda x, plain, logits, room: separate_op(x, 1.0, dtype),
+        "backward": lambda x, plain, logits, room: adjoint_op(logits, 1.0, dtype),
+        "forward, plain rows": lambda x, plain, logits, room: separate_op(plain, 1.0, dtype),
     }.items():
-        found[form] = against(device_time(function), copy)
+        found[form] = against(device_time(function, sets), copy)
         say(f"{of(dtype, num_classes)}: {form} {found[form]['of_copy']:.1%} of copy")
     return found
 
 
 def rotated(num_classes, dtype):
     """The Householder form, forward and adjoint."""
-    x, logits = outputs(num_classes, dtype, True), torch.empty(BATCH, num_classes, device="cuda", dtype=dtype).normal_()
+    sets = matrices(num_classes, dtype)
+    x, _, _, room = sets[0]
     limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
     expected = householder.reference(x[:8].double())
-    forward, backward = torch.empty_like(logits), outputs(num_classes, dtype, True)
-    error = agree("householder", householder.forward(x, forward)[:8], expected, limit)
+    error = agree("householder", householder.forward(x, room)[:8], expected, limit)
     found = {
         "error": error,
-        "forward": device_time(lambda: householder.forward(x, forward)),
-        "backward": device_time(lambda: householder.adjoint(logits, backward)),
+        "forward": device_time(lambda x, plain, logits, room: householder.forward(x, room), sets),
+        "backward": device_time(lambda x, plain, logits, room: householder.adjoint(logits, x), sets),
     }
     say(f"householder {of(dtype, num_classes)}: {found['forward']['us']:,.0f} and {found['backward']['us']:,.0f} us")
     return found
@@ -149,14 +172,13 @@ def use_tile(text):
 
 def swept(dtype, tile, num_classes):
     """Forward and adjoint with one tile, as shares of the copy."""
-    x, logits = outputs(num_classes, dtype, True), torch.empty(BATCH, num_classes, device="cuda", dtype=dtype).normal_()
-    other, usual = torch.empty_like(logits), triton_scan.choose_tile
-    copy = device_time(lambda: other.copy_(logits))
+    sets, usual = matrices(num_classes, dtype), triton_scan.choose_tile
+    copy = copied(sets)
     use_tile(tile)
     try:
-        check_product(x, logits)
-        forward = against(device_time(lambda: separate_op(x, 1.0, dtype), rounds=7), copy)
-        backward = against(device_time(lambda: adjoint_op(logits, 1.0, dtype), rounds=7), copy)
+        check_product(sets[0][0], sets[0][2])
+        forward = against(device_time(lambda x, *_: separate_op(x, 1.0, dtype), sets, 7), copy)
+        backward = against(device_time(lambda x, plain, logits, _: adjoint_op(logits, 1.0, dtype), sets, 7), copy)
     finally:
         triton_scan.choose_tile = usual
     say(f"tile {tile}, {of(dtype, num_classes)}: {forward['of_copy']:.1%} forward, {backward['of_copy']:.1%} backward")
@@ -199,7 +221,7 @@ def heads(precision, num_classes=1_000, rounds=31):
     torch.backends.cuda.matmul.allow_tf32 = precision == "tensorfloat32"
     try:
         for name, form in forms.items():
-            result = device_time(lambda form=form: step(*form), calls=10, rounds=rounds)
+            result = device_time(step, [form] * 10, rounds)
             result["over_plain"] = result["us"] / found.get("plain", result)["us"] - 1
             result["eager"] = timed(lambda form=form: step(*form), rounds=rounds)
             found[name] = result
@@ -230,24 +252,21 @@ def check_head(name, x, target, head, loss, half):
 
 def growth(num_classes):
     """Forward and backward of the product at one batch."""
-    x = outputs(num_classes, torch.float32, True, GROWTH_BATCH)
-    g = torch.randn(GROWTH_BATCH, num_classes, device="cuda")
-    check_product(x, g)
-    forward = device_time(lambda: separate_op(x, 1.0, torch.float32), rounds=9)
-    backward = device_time(lambda: adjoint_op(g, 1.0, torch.float32), rounds=9)
-    say(f"batch {GROWTH_BATCH}, C = {num_classes:,}: {forward['us'] + backward['us']:,.0f} us")
+    sets = matrices(num_classes, torch.float32, GROWTH_BATCH)
+    check_product(sets[0][0], sets[0][2])
+    forward = device_time(lambda x, *_: separate_op(x, 1.0, torch.float32), sets, 9)
+    backward = device_time(lambda x, plain, logits, _: adjoint_op(logits, 1.0, torch.float32), sets, 9)
+    say(f"batch {GROWTH_BATCH}, C = {num_classes:,}: {forward['us'] + backward['us']:,.1f} us")
     return {"forward": forward, "backward": backward, "us": forward["us"] + backward["us"]}
 
 
 def few_rows(batch, num_classes):
     """A long row alone must not leave the device idle."""
-    x = outputs(num_classes, torch.float32, True, batch)
-    logits = torch.randn(batch, num_classes, device="cuda")
-    other = torch.empty_like(logits)
-    check_product(x, logits)
-    copy = device_time(lambda: other.copy_(logits), calls=4)
-    forward = against(device_time(lambda: separate_op(x, 1.0, torch.float32), calls=4), copy)
-    backward = against(device_time(lambda: adjoint_op(logits, 1.0, torch.float32), calls=4), copy)
+    sets = matrices(num_classes, torch.float32, batch)
+    check_product(sets[0][0], sets[0][2])
+    copy = copied(sets)
+    forward = against(device_time(lambda x, *_: separate_op(x, 1.0, torch.float32), sets), copy)
+    backward = against(device_time(lambda x, plain, logits, _: adjoint_op(logits, 1.0, torch.float32), sets), copy)
     say(f"batch {batch}, C = {num_classes:,}: {forward['of_copy']:.1%} forward, {backward['of_copy']:.1%} backward")
     return {"copy": copy, "forward": forward, "backward": backward}
 
