@@ -133,6 +133,16 @@ def cost() -> str:
         rows.append(f"| O(C) product against the dense matrix, {classes:,} classes, CPU | {ratio:.0f} times faster |")
     memory = head["memory C=1000000"]["peak_gib"]
     rows.append(f"| peak memory of forward and backward, 1,000,000 classes, batch 32, CPU | {memory:.1f} GiB |")
+    gpu = json.loads((ROOT / "results" / "head_gpu.json").read_text())["results"]["head"]["autocast to bfloat16"]
+    for form, name in (("row kernel", "fused loss"), ("separate", "F.cross_entropy")):
+        over = gpu[form]["over_plain"]
+        rows.append(
+            f"| head and {name} over nn.Linear, 1,000 classes, H200, bfloat16, device time | {100 * over:+.0f} % |"
+        )
+    million = json.loads((ROOT / "results" / "fused_gpu.json").read_text())["results"]["C=1000000"]
+    for name, told in (("maxsep, fused", "maxsep, fused loss"), ("torch.compile", "nn.Linear, torch.compile")):
+        figure = f"{million[name]['ms']:.1f} ms, {million[name]['peak_bytes'] / 1e9:.1f} GB"
+        rows.append(f"| 1,000,000 classes, batch 4,096, H200: {told} | {figure} |")
     idle, busy = (training[name]["images_per_second"] for name in ("+ CUDA graph", "+ CUDA graph, host busy"))
     rows.append(f"| training the paper's ResNet, batch 512, one H200 | {idle:,.0f} images/s |")
     rows.append(f"| the same with every core of the host busy | {busy:,.0f} images/s |")

@@ -39,6 +39,13 @@ def test_the_results_table_is_that_of_the_records():
     assert script["rewritten"](text) == text, "run: python docs/write_results.py"
 
 
+def test_the_speed_page_is_that_of_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "write_speed.py"))
+    text = (ROOT / "docs" / "speed.md").read_text()
+    assert script["rewritten"](text) == text, "run: python docs/write_speed.py"
+    assert "slope from 100,000 on" in script["growth_figure"]()
+
+
 def test_architecture_knows_every_room():
     text = (ROOT / "docs" / "architecture.md").read_text()
     source = ROOT / "src" / "maxsep"

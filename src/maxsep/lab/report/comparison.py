@@ -43,7 +43,7 @@ _LOSSES = {"ldam": "LDAM"}
 _IN_WORDS = {
     "max_margin": "margin {}",
     "reweight_from": "re-weighted from epoch {}",
-    "smooth_head": "smoothing {} for the most frequent class",
+    "smooth_head": "{} for the most frequent class",
     "smooth_tail": "{} for the rarest",
 }
 """Options whose names say too little in a table."""
