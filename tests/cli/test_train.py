@@ -25,6 +25,19 @@ def test_downloads_are_asked_for(call, run, tmp_path, monkeypatch):
     assert asked == [None, True]
 
 
+def test_options_reach_the_spec(call, run, tmp_path, monkeypatch):
+    asked = []
+
+    def train(spec, **settings):
+        asked.append(spec)
+        return run["run"]
+
+    monkeypatch.setattr("maxsep.lab.engine.train", train)
+    call("train", "--runs", tmp_path, "--momentum", 0.5, "--nesterov", "--mixup", 1, "--precision", "bf16-mixed")
+    (spec,) = asked
+    assert (spec.momentum, spec.nesterov, spec.mixup, spec.precision) == (0.5, True, 1.0, "bf16-mixed")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -32,6 +45,8 @@ def test_downloads_are_asked_for(call, run, tmp_path, monkeypatch):
         (["--dataset", "nope"], "nope"),
         (["--imbalance", 2], "imbalance must be a number in (0, 1]"),
         (["--radius", 0], "radius must be a positive finite number, got 0.0"),
+        (["--precision", "fp8"], "unknown precision 'fp8'. Known: "),
+        (["--mixup", -1], "mixup must be"),
         (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
     ],
 )

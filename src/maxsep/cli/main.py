@@ -27,9 +27,16 @@ def _main() -> None:
     try:
         app()
     except (ValueError, OSError, ImportError) as error:  # what a user can mend; anything else is ours to mend
-        _fail(" ".join(str(error).split()))
+        _fail(_words(error))
     except ArithmeticError as error:  # training diverged: the message says where and why
-        _fail(" ".join(str(error).split()), status=1)
+        _fail(_words(error), status=1)
+
+
+def _words(error: Exception) -> str:
+    """Say what went wrong in one line; of a system's error, the place and what to do about it."""
+    if isinstance(error, OSError) and error.errno and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}. Make that place usable, or name another one."
+    return " ".join(str(error).split())
 
 
 def _fail(message: str, status: int = 2) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, precision
+from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
+from maxsep.cli.options import precision as default_precision
 from maxsep.lab.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -42,8 +43,14 @@ def command(
     batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
     learning_rate: Annotated[float, typer.Option()] = _DEFAULT.learning_rate,
+    momentum: Annotated[float, typer.Option(help="Of sgd.")] = _DEFAULT.momentum,
+    nesterov: Annotated[bool, typer.Option("--nesterov/--no-nesterov", help="Of sgd.")] = _DEFAULT.nesterov,
     weight_decay: Annotated[float, typer.Option()] = _DEFAULT.weight_decay,
     schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
+    mixup: Annotated[float, typer.Option(help="Strength of mixup, 0 for none; 1 is usual.")] = _DEFAULT.mixup,
+    precision: Annotated[
+        str | None, typer.Option(help="32-true or bf16-mixed; by default bf16-mixed on a GPU.")
+    ] = None,
     validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
     calibration: Annotated[
         float, typer.Option(help="Part of the training data that sets the threshold of maxsep predict.")
@@ -64,8 +71,9 @@ def command(
     spec = RunSpec(
         dataset=dataset, imbalance=imbalance, network=network, head=head, radius=radius, loss=loss,
         augmentation=augmentation, epochs=epochs, batch_size=batch_size, optimiser=optimiser,
-        learning_rate=learning_rate, weight_decay=weight_decay, schedule=schedule, validation=validation,
-        calibration=calibration, seed=seed, precision=precision(device),
+        learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay,
+        schedule=schedule, mixup=mixup, validation=validation, calibration=calibration, seed=seed,
+        precision=precision or default_precision(device),
     )  # fmt: skip
     how = execution(device, fast, [network])
     more = {"download": True} if download else {}
