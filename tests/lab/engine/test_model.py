@@ -95,3 +95,15 @@ def test_the_pipeline_normalises_raw_images(channels_last):
 def test_the_normalisation_is_no_part_of_the_weights():
     pipeline = Pipeline(MLP(5), torch.zeros(1), torch.ones(1))
     assert all(name.startswith("network.") for name in pipeline.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("mode", "combo", "asked"),
+    [(None, False, (None, None)), (None, True, (None, {"combo_kernels": True})), ("default", True, ("default", None))],
+)
+def test_combo_kernels_are_asked_for_where_no_mode_is(monkeypatch, mode, combo, asked):
+    found = []
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic, mode, options: found.append((mode, options)) or f)
+    network = build_model(RunSpec(head="plain"), (1, 8, 8), 10)
+    Pipeline(network, torch.zeros(1), torch.ones(1)).compile_backbone(4, mode, combo)
+    assert found == [asked]

@@ -99,7 +99,10 @@ def _compile(pipeline: Pipeline, spec: RunSpec, execution: Execution, world_size
     # torch.compile would fall back to the uncompiled code, with no more than a warning
     limit = getattr(torch._dynamo.config, "recompile_limit", 0)
     torch._dynamo.config.recompile_limit = max(limit, _VARIANTS)
-    pipeline.compile_backbone(spec.batch_size // world_size, dict(execution.extra).get("compile_mode"))
+    extra = dict(execution.extra)
+    pipeline.compile_backbone(
+        spec.batch_size // world_size, extra.get("compile_mode"), combo_kernels=extra.get("combo_kernels", False)
+    )
 
 
 def _generators(spec: RunSpec, fabric: Any) -> RandomStates:

@@ -12,6 +12,7 @@ from maxsep.lab.spec import Execution, RunSpec
 PRECISIONS = ("16-mixed", "32-true", "64-true", "bf16-mixed", "bf16-true")
 EXTRA = {
     "checkpoint_steps": "steps between resume points inside an epoch",
+    "combo_kernels": "let torch.compile do several small jobs in one launch",
     "compile_mode": "mode of torch.compile",
     "threads": "threads of the CPU",
 }

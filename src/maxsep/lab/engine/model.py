@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -76,12 +76,16 @@ class Pipeline(nn.Module):
         """Map (B, C, H, W) on the scale of 0 to 255, bytes or mixtures of them, to (images / 255 - mean) / std."""
         return (images * self.scale + self.shift).contiguous(memory_format=self.layout)
 
-    def compile_backbone(self, batch_size: int, mode: str | None = None) -> None:
+    def compile_backbone(self, batch_size: int, mode: str | None = None, combo_kernels: bool = False) -> None:
         """Compile everything before the head, for batches of at least `batch_size`.
 
         The short last batch of an epoch stays uncompiled: a program of its own would take longer than it saves.
         """
-        self._compiled = torch.compile(self.backbone, dynamic=False, mode=mode)
+        # torch.compile takes a mode or options
+        options: dict[str, str | int | bool | Callable[..., Any]] | None = None
+        if combo_kernels and mode is None:
+            options = {"combo_kernels": True}
+        self._compiled = torch.compile(self.backbone, dynamic=False, mode=mode, options=options)
         self._compiled_from = batch_size
 
     def backbone(self, images: Tensor) -> Tensor:

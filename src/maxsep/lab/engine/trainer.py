@@ -270,7 +270,8 @@ class Trainer:
 def _conditions(execution: Execution) -> dict[str, Any]:
     """Give the settings that change the last bits; where resume points lie is not one of them."""
     told = {name: getattr(execution, name) for name in ("compile", "channels_last", "cuda_graph")}
-    return told | {"compile_mode": dict(execution.extra).get("compile_mode")}
+    extra = dict(execution.extra)
+    return told | {"compile_mode": extra.get("compile_mode"), "combo_kernels": extra.get("combo_kernels", False)}
 
 
 def _now() -> str:
