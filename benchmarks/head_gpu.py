@@ -145,6 +145,7 @@ def rotated(num_classes, dtype):
 def use_tile(text):
     tile = Tile(*map(int, text.split(",")))
     triton_scan.choose_tile = lambda *_: tile
+    triton_scan.launch_plan.cache_clear()
 
 
 def swept(dtype, tile, num_classes):
@@ -159,6 +160,7 @@ def swept(dtype, tile, num_classes):
         backward = against(device_time(lambda: adjoint_op(logits, 1.0, dtype), rounds=7), copy)
     finally:
         triton_scan.choose_tile = usual
+        triton_scan.launch_plan.cache_clear()
     say(f"tile {tile}, {of(dtype, num_classes)}: {forward['of_copy']:.1%} forward, {backward['of_copy']:.1%} backward")
     return {"forward": forward, "backward": backward}
 

@@ -11,7 +11,7 @@ from maxsep import MaxSeparation, MaxSeparationHead, separate
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops import linear
 from maxsep.ops.linear import separate_linear
-from maxsep.ops.padding import padded_linear, padded_op
+from maxsep.ops.padding import padded_layer, padded_linear, padded_op
 from maxsep.ops.row_cross_entropy import row_cross_entropy
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
@@ -248,7 +248,22 @@ def test_padding_has_no_gradient(dtype):
             (gradient,) = torch.autograd.grad(loss, z)
             assert gradient[:, :k].isfinite().all()
             assert torch.equal(gradient[:, k:], torch.zeros_like(gradient[:, k:]))
-    torch.library.opcheck(padded_op, (torch.randn(9, 4, device="cuda", requires_grad=True), dtype))
+
+
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+@pytest.mark.parametrize(("k", "width"), [(9, 4), (1, 1), (999, 2048), (1001, 33)])
+def test_a_layer_is_padded_in_one_launch(dtype, k, width):
+    weight = torch.randn(k, width, device="cuda", requires_grad=True)
+    bias = torch.randn(k, device="cuda", requires_grad=True)
+    for b in (bias, None, bias.detach().bfloat16()):
+        results = padded_layer(weight, b, dtype)
+        for values, result in zip((weight, b), results, strict=True):
+            if values is not None:
+                assert torch.equal(result[:k], values.to(dtype or values.dtype))
+                assert not result[k:].any()
+    unaligned = torch.randn(k * width + 1, device="cuda")[1:].view(k, width)
+    assert torch.equal(padded_layer(unaligned, None, dtype)[0][:k], unaligned.to(dtype or unaligned.dtype))
+    torch.library.opcheck(padded_op, (weight, bias, dtype))
 
 
 def test_autocast_trains():

@@ -294,8 +294,10 @@ def test_held_outputs_are_padded_for_tensor_cores(held, monkeypatch, compiled):
     torch.compiler.reset()
     monkeypatch.setattr("maxsep.ops.padding.takes", lambda x: True)
     monkeypatch.setattr("maxsep.ops.padding._allows_tf32", lambda: True)
-    row_loss, seen = held.row_cross_entropy, []
-    monkeypatch.setattr(held, "row_cross_entropy", lambda z, *a, **o: seen.append(z.shape) or row_loss(z, *a, **o))
+    row_loss, seen = held.checked_row_cross_entropy, []
+    monkeypatch.setattr(
+        held, "checked_row_cross_entropy", lambda z, *a, **o: seen.append(z.shape) or row_loss(z, *a, **o)
+    )
     head, x, target = problem("maxsep", 30, dtype=torch.float32)
     step = torch.compile(fused_cross_entropy, fullgraph=True, backend="aot_eager") if compiled else fused_cross_entropy
     loss, expected = step(head, x, target), unfused(head, x, target)

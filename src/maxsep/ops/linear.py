@@ -21,7 +21,7 @@ from maxsep.ops.dispatch import logits_dtype, separate
 from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.padding import linear_gradients, padded_linear
 from maxsep.ops.scan import BLOCK, _Adjoint, scaled_coefficients
-from maxsep.ops.triton_scan import separate_op, takes
+from maxsep.ops.triton_scan import separate_rows, takes
 
 
 def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
@@ -40,7 +40,7 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
         result = _SeparateLinear.apply(x, weight, bias, s, r)  # type: ignore[no-untyped-call]
     elif takes(x) and takes(weight) and not is_transformed():
         z = padded_linear(x, weight, bias)
-        result = separate_op(z, radius, logits_dtype(z), z.shape[-1] - weight.shape[0])
+        result = separate_rows(z, radius, logits_dtype(z), z.shape[-1] - weight.shape[0])
     else:
         result = separate(F.linear(x, weight, bias), radius)
     return result
