@@ -5,11 +5,12 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.library import CustomOpDef
 from torch.nn import functional as F
 
 from maxsep import MaxSeparation, MaxSeparationHead, separate
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops import linear
+from maxsep.ops import eager, linear
 from maxsep.ops.linear import separate_linear
 from maxsep.ops.padding import padded_layer, padded_linear, padded_op
 from maxsep.ops.row_cross_entropy import row_cross_entropy
@@ -264,6 +265,21 @@ def test_a_layer_is_padded_in_one_launch(dtype, k, width):
     unaligned = torch.randn(k * width + 1, device="cuda")[1:].view(k, width)
     assert torch.equal(padded_layer(unaligned, None, dtype)[0][:k], unaligned.to(dtype or unaligned.dtype))
     torch.library.opcheck(padded_op, (weight, bias, dtype))
+
+
+@pytest.mark.parametrize("way", [fused_loss, loss_of_logits])
+def test_eager_steps_call_no_operator_and_give_what_operators_give(monkeypatch, way):
+    head = MaxSeparationHead(64, 1_000).cuda()
+    x, target = torch.randn(48, 64, device="cuda", requires_grad=True), torch.randint(1_000, (48,), device="cuda")
+    names, call, found = [], CustomOpDef.__call__, []
+    monkeypatch.setattr(CustomOpDef, "__call__", lambda op, *given: names.append(op._name) or call(op, *given))
+    for watched in (False, True):
+        monkeypatch.setattr(eager, "is_watched", lambda tensors, watched=watched: watched)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = way(head, x, target)
+        found.append((loss, *torch.autograd.grad(loss, [x, *head.parameters()])))
+        assert bool(names) == watched
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_autocast_trains():

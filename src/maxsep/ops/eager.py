@@ -1,9 +1,8 @@
 """Operators as a compiler wants them, and a short way to the same code where nobody looks on.
 
-A torch operator written in Python is found by a dispatcher that goes through Python four times, forward and backward:
-on the host that costs more than the kernels do on a GPU. So where torch merely runs what it is told, the code of the
-operator is called as it stands, inside a `torch.autograd.Function` if somebody wants derivatives. Compilers, tracers
-and transforms meet the operator. Both have one implementation and one derivative.
+On its way through torch a Python operator can cost the host more than its kernel costs a GPU. So where torch merely
+runs what it is told, the code of the operator is called as it stands, inside a `torch.autograd.Function` if somebody
+wants derivatives. Compilers, tracers and transforms meet the operator. Both have one implementation and one derivative.
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
 def _weight_is_smaller(x: Tensor, weight: Tensor) -> bool:
     # Where products round to 16 bits P stays behind them, since it works in float32. A batch that is still a symbol
     # is not asked for its size: a traced graph is to serve every batch.
-    if torch.compiler.is_compiling() or not _is_plain(x, weight):
+    if torch.compiler.is_compiling() or is_autocasting(x.device.type) or not _is_plain(x, weight):
         return False
     samples, features = math.prod(x.shape[:-1]), x.shape[-1]
-    return (samples - features) * weight.shape[0] > BLOCK and not is_autocasting(x.device.type) and not is_transformed()
+    return (samples - features) * weight.shape[0] > BLOCK and not is_transformed()
 
 
 def _in_one_buffer(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not _is_plain(x, weight) or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or not _is_plain(x, weight):
         return False
     large = math.prod(x.shape[:-1]) * weight.shape[0] > BLOCK
     return large and not is_autocasting("cpu") and not is_transformed()

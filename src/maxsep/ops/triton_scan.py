@@ -1,9 +1,10 @@
 """x -> radius * P^T x and its adjoint by one kernel each: torch operators that launch `maxsep.ops.kernels.rows`.
 
 Both are differentiable any number of times, each being the other's gradient, and opaque to a compiler, so that
-`torch.compile` keeps them whole. Sums are made in float32 in a fixed order: the same input gives the same bits.
-Any strides are read as they are; only leading dimensions that cannot be seen as one are copied first. The C-1 outputs
-may have padding behind them, up to a multiple of 8: it does not count, and its gradient is zero.
+`torch.compile` keeps them whole; `separate_rows` and `adjoint_rows` are they, or the short way to the same code. Sums
+are made in float32 in a fixed order: the same input gives the same bits. Any strides are read as they are; only leading
+dimensions that cannot be seen as one are copied first. The C-1 outputs may have padding behind them, up to a multiple
+of 8: it does not count, and its gradient is zero.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def takes(x: Tensor) -> bool:
     """Return whether the kernel is there for a tensor: on CUDA, of 16 or 32 bits, and not exported."""
     return (
         IS_INSTALLED
-        and x.device.type == "cuda"
+        and x.is_cuda
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and x.shape[-1] < MOST_CLASSES
         and not torch.compiler.is_exporting()
@@ -254,12 +255,11 @@ def _split(row_programs: int, num_classes: int, block: int) -> tuple[int, int]:
 
 def spare(x: Tensor) -> int:
     """Return how many numbers, up to 15, the memory of a matrix has behind its last one."""
-    (rows, width), offset = x.shape, x.storage_offset()
-    stride = x.stride(0)
+    (rows, width), stride = x.shape, x.stride(0)
     if stride == width and rows > 1:  # then nothing is read along
         return 0
-    last = offset + (rows - 1) * stride + width
-    return min(15, int(x.untyped_storage().nbytes()) // x.element_size() - last)
+    room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return min(15, int(room - (rows - 1) * stride - width))
 
 
 def reading(shape: tuple[int, ...], strides: tuple[int, ...], behind: int) -> tuple[int, int, int, int]:
@@ -286,7 +286,7 @@ def writing(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int,
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
     """Make a tensor's device the one that kernels are launched on."""
-    if x.device.type != "cuda" or x.get_device() == torch.cuda.current_device():
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(x.device)
 
