@@ -147,7 +147,7 @@ def chosen(k, dtype, weight_dtype=None):
     pytest.importorskip("triton", reason="no Triton for this platform")
     with FakeTensorMode():
         x = torch.empty(4, 64, dtype=dtype, device="cuda")
-        return padding._is_padded(x, torch.empty(k, 64, dtype=weight_dtype or dtype, device="cuda"))
+        return padding.is_padded(x, torch.empty(k, 64, dtype=weight_dtype or dtype, device="cuda"))
 
 
 def test_where_outputs_are_padded():
@@ -160,7 +160,7 @@ def test_where_outputs_are_padded():
     assert chosen(large - 1, torch.bfloat16)
     assert not chosen(large + 1, torch.bfloat16)
     assert chosen(large + 1, torch.bfloat16, torch.float32)  # a cast writes a copy anyway
-    assert not padding._is_padded(torch.empty(4, 8).bfloat16(), torch.empty(9, 8).bfloat16())
+    assert not padding.is_padded(torch.empty(4, 8).bfloat16(), torch.empty(9, 8).bfloat16())
     seen = []
     torch.func.vmap(lambda x: seen.append(chosen(999, torch.bfloat16)) or x)(torch.zeros(1))
     assert seen == [False]

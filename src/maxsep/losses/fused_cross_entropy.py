@@ -22,9 +22,9 @@ from maxsep.checks import (
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
+from maxsep.ops.layer_node import linear_then
 from maxsep.ops.modes import is_autocasting
-from maxsep.ops.padding import padded_linear
-from maxsep.ops.row_cross_entropy import checked_row_cross_entropy
+from maxsep.ops.row_cross_entropy import HELD
 
 __all__ = ["fused_cross_entropy"]
 
@@ -136,11 +136,8 @@ def _loss(
 ) -> Tensor:
     """Take the outputs at once where they are small enough to be held, and chunk by chunk otherwise."""
     if chunk is None and _is_held(layer, x, adjustment):
-        z = padded_linear(x, layer.weight, layer.bias)
-        padding = z.shape[1] - layer.weight.shape[0]
-        return checked_row_cross_entropy(
-            z, labels, weight, adjustment, layer.radius, smoothing, ignored, padding, reduction
-        )
+        options = (weight, adjustment, layer.radius, smoothing, ignored, reduction)
+        return linear_then(HELD, x, layer.weight, layer.bias, labels, *options)
     return _reduced(*_row_values(layer, x, labels, weight, ignored, smoothing, adjustment, chunk), reduction)
 
 

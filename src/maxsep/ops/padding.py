@@ -37,9 +37,9 @@ def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     >>> padded_linear(torch.zeros(2, 4), torch.zeros(9, 4), None).stride()
     (12, 1)
     """
-    dtype = torch.get_autocast_dtype(x.device.type) if is_autocasting(x.device.type) else None
+    dtype = product_dtype(x)
     x = x if dtype is None else x.to(dtype)
-    if _is_padded(x, weight):
+    if is_padded(x, weight):
         weight, padded_bias = padded_layer(weight, bias, dtype)
         bias = None if bias is None else padded_bias
     elif dtype is not None:
@@ -50,7 +50,17 @@ def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def _is_padded(x: Tensor, weight: Tensor) -> bool:
+def product_dtype(x: Tensor) -> torch.dtype | None:
+    """Return what autocast converts the factors of a product to, None if it is off.
+
+    >>> product_dtype(torch.zeros(1)) is None
+    True
+    """
+    return torch.get_autocast_dtype(x.device.type) if is_autocasting(x.device.type) else None
+
+
+def is_padded(x: Tensor, weight: Tensor) -> bool:
+    """Return whether tensor cores are to multiply x, in the precision of the product, with a weight that is padded."""
     if weight.shape[0] * x.element_size() % 16 == 0 or not (takes(x) and takes(weight)) or is_transformed():
         return False
     copied_anyway = weight.dtype != x.dtype
@@ -67,7 +77,7 @@ def _allows_tf32() -> bool:
 _allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     """Return weight (k, D) and bias (k,) in a dtype, their own if None, before zeros up to a multiple of 8 rows.
 
     Without a bias the second result is empty.
@@ -147,9 +157,9 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return linear_gradients(g, x, weight, ctx.needs_input_grad)
 
 
-padded_op = torch.library.custom_op("maxsep::padded", _padded, mutates_args=())
+padded_op = torch.library.custom_op("maxsep::padded", padded, mutates_args=())
 padded_op.register_fake(_padded_like)
-padded_layer = with_derivative(padded_op, _padded, _padded_backward, _remember_layer)
+padded_layer = with_derivative(padded_op, padded, _padded_backward, _remember_layer)
 linear_op = torch.library.custom_op("maxsep::padded_linear", _linear, mutates_args=())
 linear_op.register_fake(_linear_like)
 linear_into_rows = with_derivative(linear_op, _linear, _linear_backward, _remember_factors)
@@ -161,9 +171,9 @@ def linear_gradients(g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, .
     >>> [g.tolist() for g in linear_gradients(torch.ones(1, 1), torch.eye(2)[:1], torch.ones(1, 2), (True,) * 3)]
     [[[1.0, 1.0]], [[1.0, 0.0]], [1.0]]
     """
-    rows = g.flatten(0, -2) if g.dim() > 1 else g[None]
+    rows, samples = (v if v.dim() == 2 else v.reshape(-1, v.shape[-1]) for v in (g, x))
     return (
         g @ weight if wanted[0] else None,
-        rows.T @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
+        rows.T @ samples if wanted[1] else None,
         rows.sum(0) if wanted[2] else None,
     )

@@ -25,6 +25,7 @@ from maxsep.checks import (
 from maxsep.ops import triton_scan
 from maxsep.ops.dispatch import separate, wide_dtype, widened
 from maxsep.ops.eager import with_derivative
+from maxsep.ops.layer_node import Step
 from maxsep.ops.modes import is_transformed
 
 LONGEST_BLOCK = 4096
@@ -69,24 +70,24 @@ def row_cross_entropy(
     classes = z.shape[1] - padding + 1
     weight = check_per_class("weight", weight, classes, z.device)
     offset = check_per_class("logit_adjustment", logit_adjustment, classes, z.device)
-    return checked_row_cross_entropy(z, target, weight, offset, radius, smoothing, ignore_index, padding, reduction)
+    return checked_row_cross_entropy(z, padding, target, weight, offset, radius, smoothing, ignore_index, reduction)
 
 
 def checked_row_cross_entropy(
     z: Tensor,
+    padding: int,
     target: Tensor,
     weight: Tensor | None,
     offset: Tensor | None,
     radius: float,
     smoothing: float,
     ignore: int,
-    padding: int,
     reduction: Reduction,
 ) -> Tensor:
     """Do what `row_cross_entropy` does, for a caller that has checked the arguments.
 
     >>> z, target = torch.randn(3, 4), torch.tensor([0, 4, 2])
-    >>> loss = checked_row_cross_entropy(z, target, None, None, 0.5, 0.1, -100, 0, "mean")
+    >>> loss = checked_row_cross_entropy(z, 0, target, None, None, 0.5, 0.1, -100, "mean")
     >>> torch.allclose(loss, row_cross_entropy(z, target, 0.5, label_smoothing=0.1))
     True
     """
@@ -257,6 +258,21 @@ def _backward(ctx: Any, upstream: Tensor | None, *rest: Tensor | None) -> tuple[
     return gradient, *[None] * 8
 
 
+def _held_forward(
+    z: Tensor, padding: int, target: Tensor, weight: Tensor | None, offset: Tensor | None, *options: Any
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    radius, smoothing, ignore, reduction = options
+    weight, offset = _constant(weight, z), _constant(offset, z)
+    loss, lse, scale = _loss(z, target, weight, offset, radius, smoothing, ignore, padding, reduction)
+    return loss, (z, target, weight, offset, lse, scale)
+
+
+def _held_backward(g: Tensor, kept: list[Any], dtype: torch.dtype, padding: int, *arguments: Any) -> Tensor:
+    *_, radius, smoothing, ignore, _ = arguments
+    gradient: Tensor = row_gradient(g, *kept, radius, smoothing, ignore, padding)
+    return gradient
+
+
 def refuse_second_derivatives(ctx: Any, *_: Any) -> None:
     """Be the derivative of a gradient that has none."""
     raise RuntimeError(
@@ -271,3 +287,5 @@ row_losses = with_derivative(loss_op, _loss, _backward, _remember)
 gradient_op = torch.library.custom_op("maxsep::row_cross_entropy_gradient", _gradient, mutates_args=())
 gradient_op.register_fake(_gradient_like)
 row_gradient = with_derivative(gradient_op, _gradient, refuse_second_derivatives, lambda ctx, inputs, output: None)
+HELD = Step(checked_row_cross_entropy, _held_forward, _held_backward)
+"""The loss behind a layer, for `linear_then`."""
