@@ -45,8 +45,7 @@ LOSSES = pytest.mark.parametrize("loss", [head_loss, row_loss])
 
 @LOSSES
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
 @pytest.mark.parametrize(
     "wanted", [(True, True, True), (True, False, False), (False, True, False), (True, False, True)]
 )
