@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from maxsep import MaxSeparationHead, separate, simplex
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops import triton_scan
+from maxsep.ops.padding import padded_op
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_scan import Tile, adjoint_op, padded_empty, separate_op
 
@@ -168,6 +169,7 @@ def rotated(num_classes, dtype):
 def use_tile(text):
     tile = Tile(*map(int, text.split(",")))
     triton_scan.choose_tile = lambda *_: tile
+    triton_scan.launch_plan.cache_clear()
 
 
 def swept(dtype, tile, num_classes):
@@ -181,6 +183,7 @@ def swept(dtype, tile, num_classes):
         backward = against(device_time(lambda x, plain, logits, _: adjoint_op(logits, 1.0, dtype), sets, 7), copy)
     finally:
         triton_scan.choose_tile = usual
+        triton_scan.launch_plan.cache_clear()
     say(f"tile {tile}, {of(dtype, num_classes)}: {forward['of_copy']:.1%} forward, {backward['of_copy']:.1%} backward")
     return {"forward": forward, "backward": backward}
 
@@ -271,6 +274,24 @@ def few_rows(batch, num_classes):
     return {"copy": copy, "forward": forward, "backward": backward}
 
 
+def padded(dtype, rows=999):
+    """Weight and bias in front of zeros by one launch, beside torch's copies of them alone, without zeros."""
+    weight, bias = torch.randn(rows, FEATURES, device="cuda"), torch.randn(rows, device="cuda")
+    outputs = padded_op(weight, bias, dtype)
+    for values, out in zip((weight, bias), outputs, strict=True):
+        if not (torch.equal(out[:rows], values.to(dtype)) and not out[rows:].any()):
+            raise ArithmeticError(f"WRONG: {tuple(values.shape)} padded in {NAMES[dtype]}")
+
+    def copies():
+        for values, out in zip((weight, bias), outputs, strict=True):
+            out[:rows].copy_(values)
+
+    copy = device_time(copies, calls=10)
+    result = against(device_time(lambda: padded_op(weight, bias, dtype), calls=10), copy)
+    say(f"{rows} x {FEATURES} padded in {NAMES[dtype]}: {result['us']:.1f} us, copies {copy['us']:.1f} us")
+    return {"copy": copy, "padded": result}
+
+
 def of(dtype, size):
     return f"{NAMES[dtype]} C={size}"
 
@@ -278,6 +299,7 @@ def of(dtype, size):
 CASES = {
     "product": {of(dtype, size): functools.partial(product, size, dtype) for size in SIZES for dtype in SHARE},
     "head": {precision: functools.partial(heads, precision) for precision in PRECISIONS},
+    "padding": {NAMES[dtype]: functools.partial(padded, dtype) for dtype in SHARE},
     "growth": {size: functools.partial(growth, size) for size in GROWTH},
     "householder": {of(dtype, size): functools.partial(rotated, size, dtype) for size in SIZES for dtype in SHARE},
     "few rows": {f"batch {b}, C={size}": functools.partial(few_rows, b, size) for b, size in FEW_ROWS},

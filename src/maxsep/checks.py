@@ -170,6 +170,7 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
     """
     if not _can_look(target):
         return
+    target = target.reshape(-1)
     bad = ((target < 0) | (target >= num_classes)) & (target != ignored)
     if bad.any():
         position = int(bad.nonzero()[0])

@@ -5,13 +5,14 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.library import CustomOpDef
 from torch.nn import functional as F
 
 from maxsep import MaxSeparation, MaxSeparationHead, separate
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops import linear
+from maxsep.ops import eager, layer_node, linear
 from maxsep.ops.linear import separate_linear
-from maxsep.ops.padding import padded_linear, padded_op
+from maxsep.ops.padding import padded_layer, padded_linear, padded_op
 from maxsep.ops.row_cross_entropy import row_cross_entropy
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
@@ -248,7 +249,54 @@ def test_padding_has_no_gradient(dtype):
             (gradient,) = torch.autograd.grad(loss, z)
             assert gradient[:, :k].isfinite().all()
             assert torch.equal(gradient[:, k:], torch.zeros_like(gradient[:, k:]))
-    torch.library.opcheck(padded_op, (torch.randn(9, 4, device="cuda", requires_grad=True), dtype))
+
+
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+@pytest.mark.parametrize(("k", "width"), [(9, 4), (1, 1), (999, 2048), (1001, 33)])
+def test_a_layer_is_padded_in_one_launch(dtype, k, width):
+    weight = torch.randn(k, width, device="cuda", requires_grad=True)
+    bias = torch.randn(k, device="cuda", requires_grad=True)
+    for b in (bias, None, bias.detach().bfloat16()):
+        results = padded_layer(weight, b, dtype)
+        for values, result in zip((weight, b), results, strict=True):
+            if values is not None:
+                assert torch.equal(result[:k], values.to(dtype or values.dtype))
+                assert not result[k:].any()
+    unaligned = torch.randn(k * width + 1, device="cuda")[1:].view(k, width)
+    assert torch.equal(padded_layer(unaligned, None, dtype)[0][:k], unaligned.to(dtype or unaligned.dtype))
+    torch.library.opcheck(padded_op, (weight, bias, dtype))
+
+
+@pytest.mark.parametrize("way", [fused_loss, loss_of_logits])
+def test_eager_steps_call_no_operator_and_give_what_operators_give(monkeypatch, way):
+    head = MaxSeparationHead(64, 1_000).cuda()
+    x, target = torch.randn(48, 64, device="cuda", requires_grad=True), torch.randint(1_000, (48,), device="cuda")
+    names, call, found = [], CustomOpDef.__call__, []
+    monkeypatch.setattr(CustomOpDef, "__call__", lambda op, *given: names.append(op._name) or call(op, *given))
+    for watched in (False, True):
+        for module in (eager, layer_node):
+            monkeypatch.setattr(module, "is_watched", lambda tensors, watched=watched: watched)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = way(head, x, target)
+        found.append((loss, *torch.autograd.grad(loss, [x, *head.parameters()])))
+        assert bool(names) == watched
+    for short, by_operators in zip(*found, strict=True):
+        assert off(short, by_operators.double()) <= 1e-2
+
+
+def test_second_derivatives_of_a_padded_head():
+    x = torch.randn(48, 64, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(999, 64, device="cuda").bfloat16().requires_grad_()
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    found = []
+    for inputs, result in (
+        ((x, weight), separate_linear(x, weight, None, 0.5)),
+        (wide, separate_scan(F.linear(*wide), 0.5)),
+    ):
+        first = torch.autograd.grad(result.float().square().mean(), inputs, create_graph=True)
+        found.append((*first, *torch.autograd.grad(sum(g.float().square().sum() for g in first), inputs)))
+    for ours, theirs in zip(*found, strict=True):
+        assert off(ours, theirs) <= 5e-2
 
 
 def test_autocast_trains():

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from maxsep.ops import padding as layer_padding
 from maxsep.ops.fused import row_losses, triton_form
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
@@ -93,6 +94,17 @@ def apart(rows, width):
     return torch.empty((rows - 1 << 32) + width, dtype=torch.float32).as_strided((rows, width), (1 << 32, 1))
 
 
+def layers():
+    for k, width, dtype, bias in (
+        (999, 2048, torch.bfloat16, True),
+        (999, 2048, None, False),
+        (1001, 33, torch.bfloat16, True),
+    ):
+        weight = torch.empty(k, width)
+        given = (weight, torch.empty(k) if bias else None, dtype)
+        yield f"layer, {k} x {width}, {dtype}", lambda given=given: layer_padding.padded_op(*given)
+
+
 def losses():
     for rows, num_classes, reduction, padding in (
         (1024, 1000, "mean", 0),
@@ -141,9 +153,10 @@ def streams():
 if __name__ == "__main__":
     driver.set_active(H100())
     JITFunction.__getitem__ = compile_only
+    layer_padding.takes = lambda values: True
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     found = {}
-    for part in (scans, losses, streams):
+    for part in (scans, layers, losses, streams):
         for what, call in part():
             call()
             found[what] = launched.copy()

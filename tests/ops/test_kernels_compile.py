@@ -25,6 +25,7 @@ def test_every_kernel_is_launched(found):
     assert names == {
         "forward", "adjoint", "partial_sums", "backward", "total", "block_sums", "scan_blocks", "fold_rows",
         "adjoint_rows", "accumulate_rows", "gradient_rows", "accumulate_product", "gradient_product",
+        "pad",
     }  # fmt: skip
 
 
@@ -41,6 +42,13 @@ def test_padded_rows_move_in_wide_words(found):
     for padding in (0, 1):
         *_, backward = found[f"loss, 1024 rows of 1000, mean, padding {padding}"]
         assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(backward["moved"])
+
+
+@pytest.mark.parametrize("shape", ["999 x 2048, torch.bfloat16", "999 x 2048, None", "1001 x 33, torch.bfloat16"])
+def test_a_layer_is_padded_by_one_launch_in_wide_words(found, shape):
+    (launch,) = found[f"layer, {shape}"]
+    assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(launch["moved"])
+    assert launch["stack"] == 0
 
 
 @pytest.mark.parametrize("which", ["", ", plain", ", with switches"])

@@ -27,7 +27,9 @@ def form(request, monkeypatch):
             pytest.skip("tests/cuda runs the kernel compiled, not interpreted")
         monkeypatch.setattr(triton_scan, "takes", lambda z: z.dtype != torch.float64)
         monkeypatch.setattr(module, "LONGEST_BLOCK", 64)
-    return request.param
+        module.launch_plan.cache_clear()
+    yield request.param
+    module.launch_plan.cache_clear()
 
 
 def example(batch, num_classes, weighted, adjusted):

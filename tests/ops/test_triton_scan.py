@@ -31,6 +31,9 @@ def _fresh():
 def small_tiles(monkeypatch):
     """Tiles of 16 classes: short rows then have full tiles, a last one, and something to share."""
     monkeypatch.setattr(triton_scan, "choose_tile", lambda rows, classes, size, columns: Tile(2, 16, 1))
+    triton_scan.launch_plan.cache_clear()
+    yield
+    triton_scan.launch_plan.cache_clear()
 
 
 def error(actual, reference):
@@ -108,9 +111,27 @@ def test_padding_that_is_not_a_number_or_not_there():
     buffer[:, :15] = torch.randn(4, 15)
     check(buffer[:, :15])
     bare = torch.randn(4 * 16 - 1).as_strided((4, 15), (16, 1))  # the storage ends with the last class
-    assert triton_scan.reading(bare)[2:] == (15, 1)
-    assert triton_scan.reading(buffer[:, :15])[2:] == (1, 16)
+    assert read(bare) == (15, 1)
+    assert read(buffer[:, :15]) == (1, 16)
+    assert read(buffer) == (1, 16)
+    assert read(torch.randn(3, 9)) == (9, 1)
+    assert read(torch.randn(15)[None]) == (15, 1)  # one row may be read to the end of its memory, no further
+    assert read(torch.randn(16)[None, :15]) == (1, 16)
     check(bare)
+
+
+def read(x):
+    """Where the reading of a row ends, and in which unit."""
+    return triton_scan.reading(x.shape, x.stride(), triton_scan.spare(x))[2:]
+
+
+def test_plans_are_made_once_and_follow_the_memory():
+    triton_scan.launch_plan.cache_clear()
+    bare, padded = torch.randn(4 * 16 - 1).as_strided((4, 15), (16, 1)), torch.randn(4, 16)[:, :15]
+    for x in (bare, padded, padded, bare.clone(), bare.clone()):
+        check(x)
+    told = triton_scan.launch_plan.cache_info()
+    assert (told.misses, told.hits) == (4, 6)  # three ways to lie in memory, of which all gradients share one
 
 
 def test_transposed_stays_transposed_and_gradients_have_aligned_rows():

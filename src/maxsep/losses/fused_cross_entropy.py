@@ -22,9 +22,9 @@ from maxsep.checks import (
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
+from maxsep.ops.layer_node import linear_then
 from maxsep.ops.modes import is_autocasting
-from maxsep.ops.padding import padded_linear
-from maxsep.ops.row_cross_entropy import row_cross_entropy
+from maxsep.ops.row_cross_entropy import HELD
 
 __all__ = ["fused_cross_entropy"]
 
@@ -79,9 +79,13 @@ def fused_cross_entropy(
     adjustment = check_per_class("adjustment", adjustment, layer.num_classes, x.device)
     if weight is not None and weight.requires_grad:
         raise ValueError("weight requires a gradient, but class weights have none here. Pass weight.detach().")
-    rows = _in_product_precision(x.reshape(-1, layer.in_features), layer.weight)
-    loss = _loss(layer, rows, target.reshape(-1), weight, ignore_index, reduction, smoothing, adjustment, chunk)
-    return loss.reshape(target.shape if reduction == "none" else ())
+    if target.dim() == 1:  # a view has a price, and a derivative with another
+        rows, labels = x, target
+    else:
+        rows, labels = x.reshape(-1, layer.in_features), target.reshape(-1)
+    rows = _in_product_precision(rows, layer.weight)
+    loss = _loss(layer, rows, labels, weight, ignore_index, reduction, smoothing, adjustment, chunk)
+    return loss.reshape(target.shape) if reduction == "none" else loss
 
 
 class _Layer(NamedTuple):
@@ -132,11 +136,8 @@ def _loss(
 ) -> Tensor:
     """Take the outputs at once where they are small enough to be held, and chunk by chunk otherwise."""
     if chunk is None and _is_held(layer, x, adjustment):
-        z = padded_linear(x, layer.weight, layer.bias)
-        return row_cross_entropy(
-            z, labels, layer.radius, reduction=reduction, weight=weight, label_smoothing=smoothing,
-            ignore_index=ignored, logit_adjustment=adjustment, padding=z.shape[1] - len(layer.weight),
-        )  # fmt: skip
+        options = (weight, adjustment, layer.radius, smoothing, ignored, reduction)
+        return linear_then(HELD, x, layer.weight, layer.bias, labels, *options)
     return _reduced(*_row_values(layer, x, labels, weight, ignored, smoothing, adjustment, chunk), reduction)
 
 
@@ -219,4 +220,4 @@ def _check(layer: _Layer, x: Any, target: Any, ignore_index: Any) -> None:
         )
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}. Pass the label to leave out.")
-    check_labels(target.reshape(-1), layer.num_classes, ignore_index)
+    check_labels(target, layer.num_classes, ignore_index)

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from maxsep.ops.dispatch import logits_dtype, separate
+from maxsep.ops.layer_node import Step, linear_then
 from maxsep.ops.modes import is_autocasting, is_transformed
-from maxsep.ops.padding import linear_gradients, padded_linear
+from maxsep.ops.padding import linear_gradients
 from maxsep.ops.scan import BLOCK, _Adjoint, scaled_coefficients
-from maxsep.ops.triton_scan import separate_op, takes
+from maxsep.ops.triton_scan import adjoint_rows, separate_rows, takes
 
 
 def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
@@ -39,24 +40,30 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
         s, r = scaled_coefficients(weight.shape[0] + 1, radius, x)
         result = _SeparateLinear.apply(x, weight, bias, s, r)  # type: ignore[no-untyped-call]
     elif takes(x) and takes(weight) and not is_transformed():
-        z = padded_linear(x, weight, bias)
-        result = separate_op(z, radius, logits_dtype(z), z.shape[-1] - weight.shape[0])
+        result = linear_then(_SEPARATE, x, weight, bias, radius, logits_dtype(x))
     else:
         result = separate(F.linear(x, weight, bias), radius)
     return result
 
 
+_SEPARATE = Step(
+    function=lambda z, padding, radius, dtype: separate_rows(z, radius, dtype, padding),
+    forward=lambda z, padding, radius, dtype: (separate_rows(z, radius, dtype, padding), ()),
+    backward=lambda g, kept, z_dtype, padding, radius, dtype: adjoint_rows(g, radius, z_dtype, padding),
+)
+
+
 def _weight_is_smaller(x: Tensor, weight: Tensor) -> bool:
     # Where products round to 16 bits P stays behind them, since it works in float32. A batch that is still a symbol
     # is not asked for its size: a traced graph is to serve every batch.
-    if torch.compiler.is_compiling() or not _is_plain(x, weight):
+    if torch.compiler.is_compiling() or is_autocasting(x.device.type) or not _is_plain(x, weight):
         return False
     samples, features = math.prod(x.shape[:-1]), x.shape[-1]
-    return (samples - features) * weight.shape[0] > BLOCK and not is_autocasting(x.device.type) and not is_transformed()
+    return (samples - features) * weight.shape[0] > BLOCK and not is_transformed()
 
 
 def _in_one_buffer(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not _is_plain(x, weight) or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or not _is_plain(x, weight):
         return False
     large = math.prod(x.shape[:-1]) * weight.shape[0] > BLOCK
     return large and not is_autocasting("cpu") and not is_transformed()

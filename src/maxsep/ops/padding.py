@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.ops.eager import with_derivative
 from maxsep.ops.modes import is_autocasting, is_transformed
-from maxsep.ops.triton_scan import padded_empty, takes
+from maxsep.ops.triton_scan import IS_INSTALLED, is_interpreting, on_device_of, padded_empty, takes
 
 UNIT = 8
 """Outputs are padded to a multiple of this: 16 bytes of a 16-bit type."""
 COPIED_BYTES = 64 << 20
 """The largest weight that is copied for the sake of its shape alone; one that autocast converts is copied anyway."""
+
+BLOCK = 2048
+"""Numbers that a program copies: 16 for every thread, which has all its loads under way at once."""
 
 
 def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -33,19 +37,30 @@ def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     >>> padded_linear(torch.zeros(2, 4), torch.zeros(9, 4), None).stride()
     (12, 1)
     """
-    dtype = torch.get_autocast_dtype(x.device.type) if is_autocasting(x.device.type) else None
+    dtype = product_dtype(x)
     x = x if dtype is None else x.to(dtype)
-    if _is_padded(x, weight):
-        weight, bias = padded_op(weight, dtype), None if bias is None else padded_op(bias, dtype)
+    if is_padded(x, weight):
+        weight, padded_bias = padded_layer(weight, bias, dtype)
+        bias = None if bias is None else padded_bias
     elif dtype is not None:
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     if weight.shape[0] * x.element_size() % 16 == 0:
         return F.linear(x, weight, bias)
-    result: Tensor = linear_op(x, weight, bias)
+    result: Tensor = linear_into_rows(x, weight, bias)
     return result
 
 
-def _is_padded(x: Tensor, weight: Tensor) -> bool:
+def product_dtype(x: Tensor) -> torch.dtype | None:
+    """Return what autocast converts the factors of a product to, None if it is off.
+
+    >>> product_dtype(torch.zeros(1)) is None
+    True
+    """
+    return torch.get_autocast_dtype(x.device.type) if is_autocasting(x.device.type) else None
+
+
+def is_padded(x: Tensor, weight: Tensor) -> bool:
+    """Return whether tensor cores are to multiply x, in the precision of the product, with a weight that is padded."""
     if weight.shape[0] * x.element_size() % 16 == 0 or not (takes(x) and takes(weight)) or is_transformed():
         return False
     copied_anyway = weight.dtype != x.dtype
@@ -62,30 +77,63 @@ def _allows_tf32() -> bool:
 _allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@torch.library.custom_op("maxsep::padded", mutates_args=())
-def padded_op(values: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return values (k, ...) in a dtype, their own if None, followed by zeros up to a multiple of 8 rows."""
-    out, k = _padded_like(values, dtype), values.shape[0]
-    out[:k].copy_(values)
-    out[k:].zero_()
-    return out
+def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Return weight (k, D) and bias (k,) in a dtype, their own if None, before zeros up to a multiple of 8 rows.
+
+    Without a bias the second result is empty.
+    """
+    outputs = _padded_like(weight, bias, dtype)
+    if _in_one_launch(weight, bias):
+        _launch(weight, bias, *outputs)
+        return outputs
+    for values, out in zip((weight, bias), outputs, strict=True):
+        if values is not None:
+            out[: len(values)].copy_(values)
+            out[len(values) :].zero_()
+    return outputs
 
 
-def _padded_like(values: Tensor, dtype: torch.dtype | None) -> Tensor:
-    k, *rest = values.shape
-    return values.new_empty((k + UNIT - 1) // UNIT * UNIT, *rest, dtype=dtype or values.dtype)
+def _padded_like(weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    k, width = weight.shape
+    rows = (k + UNIT - 1) // UNIT * UNIT
+    out = weight.new_empty(rows, width, dtype=dtype or weight.dtype)
+    return out, out.new_empty(0) if bias is None else bias.new_empty(rows, dtype=dtype or bias.dtype)
 
 
-def _remember_values(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.k, ctx.dtype = inputs[0].shape[0], inputs[0].dtype
+def _in_one_launch(weight: Tensor, bias: Tensor | None) -> bool:
+    if not (weight.is_contiguous() and (bias is None or bias.is_contiguous()) and weight.numel()):
+        return False
+    return takes(weight) or (IS_INSTALLED and is_interpreting() and weight.dtype != torch.float64)
 
 
-def _padded_backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-    return g[: ctx.k].to(ctx.dtype), None
+def _launch(weight: Tensor, bias: Tensor | None, weight_out: Tensor, bias_out: Tensor) -> None:
+    from maxsep.ops.kernels import padding as kernels
+
+    out_size = weight_out.numel()
+    blocks = -(-out_size // BLOCK)
+    programs = blocks if bias is None else blocks - (-bias_out.shape[0] // BLOCK)
+    with on_device_of(weight):
+        kernels.pad[(programs,)](
+            weight, bias, weight_out, bias_out, weight.numel(), out_size, weight.shape[0], bias_out.shape[0], blocks,
+            HAS_BIAS=bias is not None, BLOCK=BLOCK,
+        )  # fmt: skip
 
 
-@torch.library.custom_op("maxsep::padded_linear", mutates_args=())
-def linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _remember_layer(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    weight, bias, _ = inputs
+    ctx.k, ctx.dtypes = weight.shape[0], (weight.dtype, None if bias is None else bias.dtype)
+    ctx.set_materialize_grads(False)
+
+
+def _padded_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    found = (
+        None if g is None or dtype is None else g[: ctx.k].to(dtype)
+        for g, dtype in zip(gradients, ctx.dtypes, strict=True)
+    )
+    return *found, None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Write the product into rows of the padded length."""
     out = _linear_like(x, weight, bias)
     rows, outputs = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
@@ -109,10 +157,12 @@ def _linear_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return linear_gradients(g, x, weight, ctx.needs_input_grad)
 
 
+padded_op = torch.library.custom_op("maxsep::padded", padded, mutates_args=())
 padded_op.register_fake(_padded_like)
-padded_op.register_autograd(_padded_backward, setup_context=_remember_values)
+padded_layer = with_derivative(padded_op, padded, _padded_backward, _remember_layer)
+linear_op = torch.library.custom_op("maxsep::padded_linear", _linear, mutates_args=())
 linear_op.register_fake(_linear_like)
-linear_op.register_autograd(_linear_backward, setup_context=_remember_factors)
+linear_into_rows = with_derivative(linear_op, _linear, _linear_backward, _remember_factors)
 
 
 def linear_gradients(g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
@@ -121,9 +171,9 @@ def linear_gradients(g: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, .
     >>> [g.tolist() for g in linear_gradients(torch.ones(1, 1), torch.eye(2)[:1], torch.ones(1, 2), (True,) * 3)]
     [[[1.0, 1.0]], [[1.0, 0.0]], [1.0]]
     """
-    rows = g.flatten(0, -2) if g.dim() > 1 else g[None]
+    rows, samples = (v if v.dim() == 2 else v.reshape(-1, v.shape[-1]) for v in (g, x))
     return (
         g @ weight if wanted[0] else None,
-        rows.T @ x.reshape(-1, x.shape[-1]) if wanted[1] else None,
+        rows.T @ samples if wanted[1] else None,
         rows.sum(0) if wanted[2] else None,
     )

@@ -6,7 +6,8 @@ again and writes its gradient. Elsewhere, and under transforms, it is `separate`
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from maxsep.checks import (
 )
 from maxsep.ops import triton_scan
 from maxsep.ops.dispatch import separate, wide_dtype, widened
+from maxsep.ops.eager import with_derivative
+from maxsep.ops.layer_node import Step
 from maxsep.ops.modes import is_transformed
 
 LONGEST_BLOCK = 4096
@@ -64,25 +67,46 @@ def row_cross_entropy(
     radius = check_radius(radius)
     _check(z, target)
     reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
-    k = z.shape[1] - padding
-    weight = _constant("weight", weight, z, k + 1)
-    offset = _constant("logit_adjustment", logit_adjustment, z, k + 1)
-    if not triton_scan.takes(z) or is_transformed() or not len(z):
-        logits = separate(widened(z[:, :k]), radius)
+    classes = z.shape[1] - padding + 1
+    weight = check_per_class("weight", weight, classes, z.device)
+    offset = check_per_class("logit_adjustment", logit_adjustment, classes, z.device)
+    return checked_row_cross_entropy(z, padding, target, weight, offset, radius, smoothing, ignore_index, reduction)
+
+
+def checked_row_cross_entropy(
+    z: Tensor,
+    padding: int,
+    target: Tensor,
+    weight: Tensor | None,
+    offset: Tensor | None,
+    radius: float,
+    smoothing: float,
+    ignore: int,
+    reduction: Reduction,
+) -> Tensor:
+    """Do what `row_cross_entropy` does, for a caller that has checked the arguments.
+
+    >>> z, target = torch.randn(3, 4), torch.tensor([0, 4, 2])
+    >>> loss = checked_row_cross_entropy(z, 0, target, None, None, 0.5, 0.1, -100, "mean")
+    >>> torch.allclose(loss, row_cross_entropy(z, target, 0.5, label_smoothing=0.1))
+    True
+    """
+    weight, offset = _constant(weight, z), _constant(offset, z)
+    if not triton_scan.takes(z) or is_transformed() or not z.shape[0]:
+        logits = separate(widened(z[:, : z.shape[1] - padding]), radius)
         return F.cross_entropy(
             logits if offset is None else logits + offset,
             target,
             weight,
             reduction=reduction,
             label_smoothing=smoothing,
-            ignore_index=ignore_index,
+            ignore_index=ignore,
         )
-    loss: Tensor = loss_op(z, target, weight, offset, radius, smoothing, ignore_index, padding, reduction)[0]
+    loss: Tensor = row_losses(z, target, weight, offset, radius, smoothing, ignore, padding, reduction)[0]
     return loss
 
 
-def _constant(name: str, values: Tensor | None, z: Tensor, num_classes: int) -> Tensor | None:
-    numbers = check_per_class(name, values, num_classes, z.device)
+def _constant(numbers: Tensor | None, z: Tensor) -> Tensor | None:
     return None if numbers is None else numbers.detach().to(wide_dtype(z)).contiguous()
 
 
@@ -100,8 +124,7 @@ def _check(z: Tensor, target: Tensor) -> None:
         )
 
 
-@torch.library.custom_op("maxsep::row_cross_entropy", mutates_args=())
-def loss_op(
+def _loss(
     z: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -118,11 +141,11 @@ def loss_op(
     loss, lse, scale = _loss_like(z, target, weight, offset, radius, smoothing, ignore, padding, reduction)
     losses, target = loss if reduction == "none" else torch.empty_like(lse), target.contiguous()
     rows, k = z.shape[0], z.shape[1] - padding
-    tile, options, position = _prepare(z, k, weight, offset, radius, smoothing)
+    plan = launch_plan(*_described(z), k, weight is not None, offset is not None, radius, smoothing > 0)
     with triton_scan.on_device_of(z):
-        kernels.forward[(-(-rows // tile.rows),)](
-            z, target, weight, _total(weight, smoothing), offset, losses, lse, rows, k, *position, smoothing, ignore,
-            **options,
+        kernels.forward[plan.grid](
+            z, target, weight, _total(weight, smoothing), offset, losses, lse, rows, k, *plan.source, smoothing, ignore,
+            **plan.options,
         )  # fmt: skip
         if reduction != "none":
             kernels.total[(1,)](
@@ -139,8 +162,7 @@ def _loss_like(z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return empty(*z.shape[:1] if rest[-1] == "none" else ()), empty(z.shape[0]), empty()
 
 
-@torch.library.custom_op("maxsep::row_cross_entropy_gradient", mutates_args=())
-def gradient_op(
+def _gradient(
     upstream: Tensor,
     z: Tensor,
     target: Tensor,
@@ -158,12 +180,13 @@ def gradient_op(
 
     out, target = _gradient_like(upstream, z), target.contiguous()
     rows, k = z.shape[0], z.shape[1] - padding
-    tile, options, position = _prepare(z, k, weight, offset, radius, smoothing)
-    out_row, out_align, out_end = triton_scan.writing(out)
+    plan = launch_plan(*_described(z), k, weight is not None, offset is not None, radius, smoothing > 0)
+    out_row, out_align, out_end = triton_scan.writing(out.shape, out.stride())
     with triton_scan.on_device_of(z):
-        kernels.backward[(-(-rows // tile.rows),)](
+        kernels.backward[plan.grid](
             z, target, weight, _total(weight, smoothing), offset, lse, scale, upstream.contiguous(), out, rows, k,
-            *position, smoothing, ignore, out_row, out_end, OUT_ALIGN=out_align, PER_ROW=upstream.dim() > 0, **options,
+            *plan.source, smoothing, ignore, out_row, out_end, OUT_ALIGN=out_align, PER_ROW=upstream.dim() > 0,
+            **plan.options,
         )  # fmt: skip
     return out
 
@@ -172,22 +195,45 @@ def _gradient_like(upstream: Tensor, z: Tensor, *rest: Any) -> Tensor:
     return triton_scan.padded_empty(z, tuple(z.shape), z.dtype)
 
 
-def _prepare(
-    z: Tensor, k: int, weight: Tensor | None, offset: Tensor | None, radius: float, smoothing: float
-) -> tuple[triton_scan.Tile, dict[str, Any], tuple[Any, ...]]:
-    tile = choose_tile(len(z), k + 1)
-    z_row, align, end, end_align = triton_scan.reading(z)
+class _Plan(NamedTuple):
+    """What a launch is told besides the tensors, once for all calls with the same sizes."""
+
+    grid: tuple[int]
+    source: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+def _described(z: Tensor) -> tuple[Any, ...]:
+    return z.shape, z.stride(), triton_scan.spare(z)
+
+
+@functools.lru_cache(maxsize=512)
+def launch_plan(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    behind: int,
+    k: int,
+    has_weight: bool,
+    has_offset: bool,
+    radius: float,
+    smooth: bool,
+) -> _Plan:
+    """Return what is the same in every launch for such outputs; whoever changes tiles has to clear this cache."""
+    rows, _ = shape
+    tile = choose_tile(rows, k + 1)
+    z_row, align, end, end_align = triton_scan.reading(shape, strides, behind)
     options = {
         "ALIGN": align,
         "END_ALIGN": end_align,
-        "HAS_WEIGHT": weight is not None,
-        "HAS_OFFSET": offset is not None,
-        "SMOOTH": smoothing > 0,
+        "HAS_WEIGHT": has_weight,
+        "HAS_OFFSET": has_offset,
+        "SMOOTH": smooth,
         "ROWS": tile.rows,
         "BLOCK": tile.block,
         "num_warps": tile.warps,
     }
-    return tile, options, (triton_scan.scale_of(radius, k), z_row, z.stride(1), end)
+    source = (triton_scan.scale_of(radius, k), z_row, strides[1], end)
+    return _Plan((-(-rows // tile.rows),), source, options)
 
 
 def choose_tile(rows: int, num_classes: int) -> triton_scan.Tile:
@@ -208,8 +254,23 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 
 def _backward(ctx: Any, upstream: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
-    gradient = None if upstream is None else gradient_op(upstream, *ctx.saved_tensors, *ctx.numbers)
+    gradient = None if upstream is None else row_gradient(upstream, *ctx.saved_tensors, *ctx.numbers)
     return gradient, *[None] * 8
+
+
+def _held_forward(
+    z: Tensor, padding: int, target: Tensor, weight: Tensor | None, offset: Tensor | None, *options: Any
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    radius, smoothing, ignore, reduction = options
+    weight, offset = _constant(weight, z), _constant(offset, z)
+    loss, lse, scale = _loss(z, target, weight, offset, radius, smoothing, ignore, padding, reduction)
+    return loss, (z, target, weight, offset, lse, scale)
+
+
+def _held_backward(g: Tensor, kept: list[Any], dtype: torch.dtype, padding: int, *arguments: Any) -> Tensor:
+    *_, radius, smoothing, ignore, _ = arguments
+    gradient: Tensor = row_gradient(g, *kept, radius, smoothing, ignore, padding)
+    return gradient
 
 
 def refuse_second_derivatives(ctx: Any, *_: Any) -> None:
@@ -220,7 +281,11 @@ def refuse_second_derivatives(ctx: Any, *_: Any) -> None:
     )
 
 
+loss_op = torch.library.custom_op("maxsep::row_cross_entropy", _loss, mutates_args=())
 loss_op.register_fake(_loss_like)
+row_losses = with_derivative(loss_op, _loss, _backward, _remember)
+gradient_op = torch.library.custom_op("maxsep::row_cross_entropy_gradient", _gradient, mutates_args=())
 gradient_op.register_fake(_gradient_like)
-loss_op.register_autograd(_backward, setup_context=_remember)
-gradient_op.register_autograd(refuse_second_derivatives, setup_context=lambda ctx, inputs, output: None)
+row_gradient = with_derivative(gradient_op, _gradient, refuse_second_derivatives, lambda ctx, inputs, output: None)
+HELD = Step(checked_row_cross_entropy, _held_forward, _held_backward)
+"""The loss behind a layer, for `linear_then`."""

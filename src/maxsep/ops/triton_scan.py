@@ -1,13 +1,15 @@
 """x -> radius * P^T x and its adjoint by one kernel each: torch operators that launch `maxsep.ops.kernels.rows`.
 
 Both are differentiable any number of times, each being the other's gradient, and opaque to a compiler, so that
-`torch.compile` keeps them whole. Sums are made in float32 in a fixed order: the same input gives the same bits.
-Any strides are read as they are; only leading dimensions that cannot be seen as one are copied first. The C-1 outputs
-may have padding behind them, up to a multiple of 8: it does not count, and its gradient is zero.
+`torch.compile` keeps them whole; `separate_rows` and `adjoint_rows` are they, or the short way to the same code. Sums
+are made in float32 in a fixed order: the same input gives the same bits. Any strides are read as they are; only leading
+dimensions that cannot be seen as one are copied first. The C-1 outputs may have padding behind them, up to a multiple
+of 8: it does not count, and its gradient is zero.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from maxsep.ops.eager import with_derivative
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 PROGRAMS = 1024
@@ -41,7 +45,7 @@ def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
             f"impl='triton' is for CUDA tensors, x is on '{x.device}'. "
             "Leave impl out: every form gives the same values."
         )
-    result: Tensor = separate_op(x, radius, dtype)
+    result: Tensor = separate_rows(x, radius, dtype, 0)
     return result
 
 
@@ -49,7 +53,7 @@ def takes(x: Tensor) -> bool:
     """Return whether the kernel is there for a tensor: on CUDA, of 16 or 32 bits, and not exported."""
     return (
         IS_INSTALLED
-        and x.device.type == "cuda"
+        and x.is_cuda
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and x.shape[-1] < MOST_CLASSES
         and not torch.compiler.is_exporting()
@@ -64,11 +68,12 @@ def padded_empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Te
     """
     *leading, width = shape
     unit = 16 // dtype.itemsize
-    return like.new_empty(*leading, (width + unit - 1) // unit * unit, dtype=dtype)[..., :width]
+    length = (width + unit - 1) // unit * unit
+    out = like.new_empty(*leading, length, dtype=dtype)
+    return out if length == width else out[..., :width]
 
 
-@torch.library.custom_op("maxsep::separate", mutates_args=())
-def separate_op(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+def _separate(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
     """Return radius * P^T x for x (..., C-1 + padding)."""
     out = _separate_like(x, radius, dtype, padding)
     if out.numel():
@@ -76,8 +81,7 @@ def separate_op(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) 
     return out
 
 
-@torch.library.custom_op("maxsep::separate_adjoint", mutates_args=())
-def adjoint_op(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+def _adjoint(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
     """Return radius * P g and zeros, (..., C-1 + padding), with rows that start at multiples of 16 bytes."""
     out = _adjoint_like(g, radius, dtype, padding)
     if out.numel():
@@ -110,11 +114,11 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _separate_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return adjoint_op(g, ctx.radius, ctx.dtype, ctx.padding), None, None, None
+    return adjoint_rows(g, ctx.radius, ctx.dtype, ctx.padding), None, None, None
 
 
 def _adjoint_backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
-    return separate_op(x, ctx.radius, ctx.dtype, ctx.padding), None, None, None
+    return separate_rows(x, ctx.radius, ctx.dtype, ctx.padding), None, None, None
 
 
 def _separate_vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -125,12 +129,14 @@ def _adjoint_vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, *rest: 
     return adjoint_op(g.movedim(in_dims[0] or 0, 0), *rest), 0
 
 
+separate_op = torch.library.custom_op("maxsep::separate", _separate, mutates_args=())
+adjoint_op = torch.library.custom_op("maxsep::separate_adjoint", _adjoint, mutates_args=())
 separate_op.register_fake(_separate_like)
 adjoint_op.register_fake(_adjoint_like)
-separate_op.register_autograd(_separate_backward, setup_context=_remember)
-adjoint_op.register_autograd(_adjoint_backward, setup_context=_remember)
 separate_op.register_vmap(_separate_vmap)
 adjoint_op.register_vmap(_adjoint_vmap)
+separate_rows = with_derivative(separate_op, _separate, _separate_backward, _remember)
+adjoint_rows = with_derivative(adjoint_op, _adjoint, _adjoint_backward, _remember)
 
 
 class Tile(NamedTuple):
@@ -177,28 +183,66 @@ def _launch(name: str, x: Tensor, out: Tensor, k: int, radius: float) -> None:
     from maxsep.ops.kernels import rows as kernels
 
     x, out = _as_matrix(x), _as_matrix(out)
-    rows, a = len(x), scale_of(radius, k)
-    tile = choose_tile(rows, k + 1, x.element_size(), x.stride(0) == 1 and x.stride(1) > 1)
-    chunks, span = _split(-(-rows // tile.rows), k + 1, tile.block)
-    grid = (-(-rows // tile.rows), chunks)
-    x_row, x_align, x_end, end_align = reading(x)
-    out_row, out_align, out_end = writing(out)
+    plan = launch_plan(x.shape, x.stride(), spare(x), x.element_size(), out.shape, out.stride(), k, radius)
     with on_device_of(x):
-        partial = x.new_empty(rows, chunks, dtype=torch.float32) if chunks > 1 else x
-        if chunks > 1:
-            kernels.partial_sums[grid](
-                x, partial, rows, k + (name == "adjoint"), k, a, x_row, x.stride(1), x_end, span, chunks,
-                X_ALIGN=x_align, END_ALIGN=end_align, WEIGHTED=name == "forward", ROWS=tile.rows, BLOCK=tile.block,
-                num_warps=tile.warps,
-            )  # fmt: skip
-        getattr(kernels, name)[grid](
-            x, out, partial, rows, k, a, x_row, x.stride(1), x_end, out_row, out.stride(1), out_end, span, chunks,
-            X_ALIGN=x_align, END_ALIGN=end_align, OUT_ALIGN=out_align, CHUNKS=power_of_two(chunks) if chunks > 1 else 1,
-            ROWS=tile.rows, BLOCK=tile.block, STAGES=tile.stages, num_warps=tile.warps,
-        )  # fmt: skip
+        partial = x
+        if plan.chunks > 1:
+            partial = x.new_empty(x.shape[0], plan.chunks, dtype=torch.float32)
+            width = k if name == "forward" else k + 1
+            kernels.partial_sums[plan.grid](
+                x, partial, x.shape[0], width, *plan.source, *plan.shares, WEIGHTED=name == "forward", **plan.sums
+            )
+        getattr(kernels, name)[plan.grid](
+            x, out, partial, x.shape[0], *plan.source, *plan.target, *plan.shares, **plan.options
+        )
+
+
+class _Plan(NamedTuple):
+    """What a launch is told besides the tensors, once for all calls with the same sizes."""
+
+    grid: tuple[int, int]
+    chunks: int
+    source: tuple[Any, ...]
+    target: tuple[int, ...]
+    shares: tuple[int, int]
+    sums: dict[str, int]
+    options: dict[str, int]
+
+
+@functools.lru_cache(maxsize=512)
+def launch_plan(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    behind: int,
+    itemsize: int,
+    out_shape: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    k: int,
+    radius: float,
+) -> _Plan:
+    """Return what is the same in every launch for such matrices; whoever changes tiles has to clear this cache."""
+    rows, _ = shape
+    tile = choose_tile(rows, k + 1, itemsize, strides[0] == 1 and strides[1] > 1)
+    row_programs = -(-rows // tile.rows)
+    chunks, span = _split(row_programs, k + 1, tile.block)
+    x_row, x_align, x_end, end_align = reading(shape, strides, behind)
+    out_row, out_align, out_end = writing(out_shape, out_strides)
+    sums = {"X_ALIGN": x_align, "END_ALIGN": end_align, "ROWS": tile.rows, "BLOCK": tile.block, "num_warps": tile.warps}
+    options = {"OUT_ALIGN": out_align, "CHUNKS": power_of_two(chunks) if chunks > 1 else 1, "STAGES": tile.stages}
+    return _Plan(
+        grid=(row_programs, chunks),
+        chunks=chunks,
+        source=(k, scale_of(radius, k), x_row, strides[1], x_end),
+        target=(out_row, out_strides[1], out_end),
+        shares=(span, chunks),
+        sums=sums,
+        options=sums | options,
+    )
 
 
 def _as_matrix(x: Tensor) -> Tensor:
+    if x.dim() == 2:
+        return x
     return x[None] if x.dim() == 1 else x.flatten(0, -2)
 
 
@@ -209,30 +253,45 @@ def _split(row_programs: int, num_classes: int, block: int) -> tuple[int, int]:
     return -(-num_classes // span), span
 
 
-def reading(x: Tensor) -> tuple[int, int, int, int]:
+def spare(x: Tensor) -> int:
+    """Return how many numbers, up to 15, the memory of a matrix has behind its last one."""
+    (rows, width), stride = x.shape, x.stride(0)
+    if stride == width and rows > 1:  # then nothing is read along
+        return 0
+    room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return min(15, int(room - (rows - 1) * stride - width))
+
+
+def reading(shape: tuple[int, ...], strides: tuple[int, ...], behind: int) -> tuple[int, int, int, int]:
     """Return the row stride and the end of what may be read of a row, each as a number of units and the unit.
 
-    The units are powers of two that the compiler sees: they allow words of up to 16 bytes.
+    The units are powers of two that the compiler sees: they allow words of up to 16 bytes. `behind` is what the
+    matrix has to `spare`.
     """
-    stride = x.stride(0) if len(x) > 1 else 0
-    unit = math.gcd(stride, 16) if x.stride(1) == 1 else 1
-    end = -(-x.shape[1] // unit) * unit
-    last = x.storage_offset() + (len(x) - 1) * stride + end
-    whole = last * x.element_size() <= x.untyped_storage().nbytes()  # the padding of the last row may not be ours
-    return stride // unit, unit, end // unit if whole else x.shape[1], unit if whole else 1
+    rows, width = shape
+    stride = strides[0] if rows > 1 else 0
+    unit = math.gcd(stride, 16) if strides[1] == 1 else 1
+    end = -(-width // unit) * unit
+    whole = end - width <= behind  # the padding of the last row may not be ours
+    return stride // unit, unit, end // unit if whole else width, unit if whole else 1
 
 
-def writing(out: Tensor) -> tuple[int, int, int]:
+def writing(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int]:
     """Return row stride and end likewise; a tensor of ours has its padding."""
-    if out.stride(1) != 1 or len(out) == 1:
-        return out.stride(0), 1, out.shape[1]
-    unit = math.gcd(out.stride(0), 16)
-    return out.stride(0) // unit, unit, out.stride(0) // unit
+    if strides[1] != 1 or shape[0] == 1:
+        return strides[0], 1, shape[1]
+    unit = math.gcd(strides[0], 16)
+    return strides[0] // unit, unit, strides[0] // unit
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[object]:
     """Make a tensor's device the one that kernels are launched on."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(x.device)
+
+
+_HERE: AbstractContextManager[object] = nullcontext()
 
 
 def is_interpreting() -> bool:
