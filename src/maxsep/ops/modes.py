@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 
 def is_autocasting(device: str) -> bool:
@@ -23,3 +26,22 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def is_watched(tensors: Iterable[Tensor]) -> bool:
+    """Return whether more than torch's own kernels is to see a call: a compiler, a tracer, a transform, a mode.
+
+    Tensors of other types have rules of their own as well, and so have batches of gradients (`is_grads_batched`), which
+    pass for ordinary tensors in Python.
+
+    >>> is_watched([torch.zeros(2)]), is_watched([torch.zeros(2).as_subclass(type("Other", (Tensor,), {}))])
+    (False, True)
+    """
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+        return True
+    return is_transformed() or any(
+        type(tensor) not in _OWN or torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors
+    )
+
+
+_OWN = (Tensor, torch.nn.Parameter)
