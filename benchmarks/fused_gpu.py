@@ -37,8 +37,8 @@ SLOWER, MEMORY = 1.10, 1.05
 OURS = "maxsep, fused"
 LARGE = "maxsep, fused, 16,384 classes at a time"
 IN_GRAPHS = (OURS, LARGE, "plain, fused", "torch eager", "torch.compile")
-FORWARD_TILE = ("ROWS", "COLS", "INNER", "RARE", "EDGE", "num_warps", "num_stages")
-BACKWARD_TILE = ("ROWS", "COLS", "INNER", "RARE", "num_warps", "num_stages")
+TILE = ("ROWS", "COLS", "INNER", "num_warps", "num_stages")
+STREAM = ("ROWS", "COLS")
 RIVALS = ("torch eager", "torch.compile", "Liger-Kernel", "cut-cross-entropy")
 
 
@@ -76,16 +76,16 @@ def losses():
     }
 
 
-def use(forward_tile=None, backward_tile=None, stream_cols=None, chunk_mb=None):
-    """Take other tiles (numbers in the order of the names above), columns and chunks than the package's own."""
+def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None):
+    """Take other tiles (numbers in the order of the names above) and chunks than the package's own."""
     from maxsep.ops.fused import chunks, triton_form
 
     if forward_tile:
-        triton_form.FORWARD_TILE = dict(zip(FORWARD_TILE, map(int, forward_tile.split(",")), strict=True))
+        triton_form.FORWARD_TILE = dict(zip(TILE, map(int, forward_tile.split(",")), strict=True))
     if backward_tile:
-        triton_form.BACKWARD_TILE = dict(zip(BACKWARD_TILE, map(int, backward_tile.split(",")), strict=True))
-    if stream_cols:
-        triton_form.STREAM = triton_form.STREAM | {"COLS": stream_cols}
+        triton_form.BACKWARD_TILE = dict(zip(TILE, map(int, backward_tile.split(",")), strict=True))
+    if stream:
+        triton_form.STREAM = triton_form.STREAM | dict(zip(STREAM, map(int, stream.split(",")), strict=True))
     if chunk_mb:
         chunks.CHUNK_BYTES["cuda"] = chunk_mb << 20
 
@@ -250,15 +250,15 @@ def main():
     parser.add_argument("--packages", type=Path, help="folder with liger_kernel and cut_cross_entropy")
     parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--forward-tile", help=",".join(FORWARD_TILE))
-    parser.add_argument("--backward-tile", help=",".join(BACKWARD_TILE))
-    parser.add_argument("--stream-cols", type=int)
+    parser.add_argument("--forward-tile", help=",".join(TILE))
+    parser.add_argument("--backward-tile", help=",".join(TILE))
+    parser.add_argument("--stream", help=",".join(STREAM))
     parser.add_argument("--chunk-mb", type=int)
     parser.add_argument("--out", type=Path, default=Path("results/fused_gpu.json"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
-    use(arguments.forward_tile, arguments.backward_tile, arguments.stream_cols, arguments.chunk_mb)
+    use(arguments.forward_tile, arguments.backward_tile, arguments.stream, arguments.chunk_mb)
     if arguments.packages:
         sys.path.insert(0, str(arguments.packages))
     packages = versions_of("liger-kernel", "cut-cross-entropy")

@@ -16,7 +16,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from maxsep.ops import padding as layer_padding
-from maxsep.ops.fused import row_losses, triton_form
+from maxsep.ops.fused import row_losses
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
@@ -125,13 +125,11 @@ def losses():
 
 
 def streams():
-    switches = {"RARE": True, "EDGE": True}
-    for dtype, num_classes, batch, width, separate, switched in (
-        (torch.bfloat16, 5_000, 256, 128, True, {}),
-        (torch.bfloat16, 5_000, 256, 128, False, {}),
-        (torch.bfloat16, 5_000, 256, 128, False, switches),
-        (torch.float32, 300, 20, 5, False, {}),
-        (torch.float16, 2, 1, 1, True, {}),
+    for dtype, num_classes, batch, width, separate in (
+        (torch.bfloat16, 5_000, 256, 128, True),
+        (torch.bfloat16, 5_000, 256, 128, False),
+        (torch.float32, 300, 20, 5, False),
+        (torch.float16, 2, 1, 1, True),
     ):
         x = torch.randn(batch, width).to(dtype).requires_grad_()
         weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
@@ -140,14 +138,11 @@ def streams():
         )
         options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": separate, "form": "triton"}
 
-        def both(x=x, weight=weight, offset=offset, shares=shares, options=options, switched=switched):
-            for tile in (triton_form.FORWARD_TILE, triton_form.BACKWARD_TILE):
-                tile.update({name: value for name, value in switched.items() if name in tile})
+        def both(x=x, weight=weight, offset=offset, shares=shares, options=options):
             nll, smooth = row_losses(x, weight, torch.zeros(len(x), dtype=torch.int64), offset, shares, **options)
             (nll.sum() + smooth.sum()).backward()
 
-        named = ", with switches" if switched else "" if separate else ", plain"
-        yield f"stream, {num_classes} classes, {dtype}{named}", both
+        yield f"stream, {num_classes} classes, {dtype}{'' if separate else ', plain'}", both
 
 
 if __name__ == "__main__":

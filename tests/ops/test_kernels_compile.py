@@ -51,7 +51,7 @@ def test_a_layer_is_padded_by_one_launch_in_wide_words(found, shape):
     assert launch["stack"] == 0
 
 
-@pytest.mark.parametrize("which", ["", ", plain", ", with switches"])
+@pytest.mark.parametrize("which", ["", ", plain"])
 def test_half_precision_products_use_the_matrix_units_without_waiting(found, which):
     launches = found[f"stream, 5000 classes, torch.bfloat16{which}"]
     products = [launch for launch in launches if launch["wgmma"]]
@@ -70,5 +70,5 @@ def test_running_sums_load_ahead_in_wide_words(found):
 
 def test_no_program_of_the_streamed_loss_runs_out_of_registers(found):
     launches = [launch for what, launches in found.items() if what.startswith("stream") for launch in launches]
-    assert len(launches) > 20
+    assert len(launches) > 15
     assert not [launch["kernel"] for launch in launches if launch["stack"]]

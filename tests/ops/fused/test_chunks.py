@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxsep.ops.fused.chunks import Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes
+from maxsep.ops.fused.chunks import Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes, wave
 
 sizes = st.builds(
     Sizes,
@@ -17,6 +17,8 @@ sizes = st.builds(
     pad=st.sampled_from([1, 8]),
 )
 grains = st.sampled_from([1, 3, 16, 256])
+waves = st.sampled_from([1, 2, 16])
+"""In grains."""
 
 
 def assert_covers(chunks, sizes, grain):
@@ -25,17 +27,23 @@ def assert_covers(chunks, sizes, grain):
     assert all(start % grain == 0 and start < stop for start, stop in chunks)
 
 
-@given(sizes=sizes, grain=grains, most=st.integers(1, 10**6))
-def test_equal_chunks(sizes, grain, most):
-    chunks = equal_chunks(sizes, most, grain)
+def assert_whole_waves(lengths, wave):
+    assert all(length < wave or length % wave == 0 for length in lengths)
+
+
+@given(sizes=sizes, grain=grains, most=st.integers(1, 10**6), wave=waves)
+def test_equal_chunks(sizes, grain, most, wave):
+    chunks = equal_chunks(sizes, most, grain, wave * grain)
     assert_covers(chunks, sizes, grain)
+    assert_whole_waves([stop - start for start, stop in chunks[:-1]], wave * grain)
     assert all((stop - start) * sizes.per_class <= most or stop - start <= grain for start, stop in chunks)
 
 
-@given(sizes=sizes, grain=grains, most=st.integers(1, 10**6), own=st.integers(1, 10**5))
-def test_borrowing_chunks(sizes, grain, most, own):
-    chunks = borrowing_chunks(sizes, most, own, grain)
+@given(sizes=sizes, grain=grains, most=st.integers(1, 10**6), own=st.integers(1, 10**5), wave=waves)
+def test_borrowing_chunks(sizes, grain, most, own, wave):
+    chunks = borrowing_chunks(sizes, most, own, grain, wave * grain)
     assert_covers(chunks[::-1], sizes, grain)
+    assert_whole_waves([stop - start for start, stop in chunks[1:-1]], wave * grain)  # both ends have what is left
     for start, stop in chunks:
         taken, below = (stop - start) * sizes.per_class, start * sizes.row
         folded = (stop - start) * sizes.per_folded
@@ -56,6 +64,7 @@ def test_scratch_never_touches_what_is_written(sizes, grain, most, own, spare):
         logits.fill_(1.5)
         weight.fill_(2.5)
         assert (logits == 1.5).all()
+        assert scratch.take(start, stop)[0] is logits  # so that what describes it to a kernel can be kept
         assert (gradient[stop:] == 7).all()
         gradient[start:stop] = 7
     assert (gradient == 7).all()
@@ -64,11 +73,28 @@ def test_scratch_never_touches_what_is_written(sizes, grain, most, own, spare):
 def test_most_of_the_chunks_borrow_at_the_size_that_matters():
     sizes = Sizes(100_000, 4096, 512, 2, 2, True, 8)
     own = own_bytes(sizes, torch.device("cuda"), "triton")
-    chunks = borrowing_chunks(sizes, most_bytes(torch.device("cuda")), own, 256)
-    assert len(chunks) < 45  # equal ones within the same memory would be 196
+    chunks = borrowing_chunks(sizes, most_bytes(torch.device("cuda")), own, 256, wave(torch.device("cuda")))
+    assert len(chunks) <= 45  # equal ones within the same memory would be 196
     assert max((stop - start) * sizes.per_class for start, stop in chunks) > 10 * own
     spare = torch.empty(4096, 512, dtype=torch.bfloat16)
     gradient = torch.empty(100_000, 512, dtype=torch.bfloat16)
     scratch = Scratch(sizes, chunks, gradient, spare, spare)
     places = {logits.untyped_storage().data_ptr() for logits, _ in (scratch.take(*chunk) for chunk in chunks)}
     assert places == {tensor.untyped_storage().data_ptr() for tensor in (gradient, spare)}  # none of its own
+
+
+def test_chunks_of_a_gpu_fill_its_processors():
+    cuda = torch.device("cuda")
+    sizes = Sizes(1_000_000, 4096, 512, 2, 2, True, 8)
+    given = (most_bytes(cuda), own_bytes(sizes, cuda, "triton"), 256, wave(cuda))
+    lengths = [stop - start for start, stop in borrowing_chunks(sizes, *given)]
+    assert 16_384 - 256 < lengths[0] <= 16_384
+    assert set(lengths[1:-1]) == {16_384, 12_288, 8_192, 4_096}
+    assert lengths[-1] < 4_096
+    assert lengths.count(16_384) > 45
+
+
+def test_steps_of_a_training_share_one_list_of_chunks():
+    given = (120, 24, 2)
+    first, second = (borrowing_chunks(Sizes(40, 3, 1, 4, 4, False), *given) for _ in range(2))
+    assert first is second

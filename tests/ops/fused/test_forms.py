@@ -53,14 +53,11 @@ def test_kernels(num_classes, batch, width, separate, full, chunk):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
-@pytest.mark.parametrize("switch", [False, True])
 @pytest.mark.parametrize("cols", [128, 256])
-def test_every_way_through_a_tile(switch, cols, monkeypatch):
-    forward, backward = (
-        tile | {"COLS": cols, "RARE": switch} for tile in (triton_form.FORWARD_TILE, triton_form.BACKWARD_TILE)
-    )
-    monkeypatch.setattr(triton_form, "FORWARD_TILE", forward | {"EDGE": switch})
-    monkeypatch.setattr(triton_form, "BACKWARD_TILE", backward)
+def test_other_tiles(cols, monkeypatch):
+    for name in ("FORWARD_TILE", "BACKWARD_TILE"):
+        monkeypatch.setattr(triton_form, name, getattr(triton_form, name) | {"COLS": cols})
+    monkeypatch.setattr(triton_form, "STREAM", triton_form.STREAM | {"ROWS": cols // 4, "COLS": cols // 4})
     size = (603, 140, 8, True, True, 512)
     for ours, theirs in zip(derivatives("triton", *size), derivatives("dense", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
@@ -99,6 +96,19 @@ def test_torch_registers_it_well():
         torch.library.opcheck(
             torch.ops.maxsep.row_losses.default, (x, weight, target, offset, None, 0.5, side, 4, "torch", True)
         )
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["nll", "smooth"])
+def test_either_loss_alone(which):
+    torch.manual_seed(0)
+    x, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((6, 3), (8, 3)))
+    target = torch.tensor([0, 8, 3, 3, 1, 7])
+    ours = row_losses(x, weight, target, smoothing=True)[which].sum()
+    log_p = (x @ weight.T @ simplex(9, dtype=torch.float64)).log_softmax(1)
+    exact = -(log_p.mean(1) if which else log_p.gather(1, target[:, None])[:, 0]).sum()
+    gradients = (torch.autograd.grad(value, (x, weight)) for value in (ours, exact))
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")

@@ -1,5 +1,6 @@
 """The promise: beside weight, features and their gradients, at most a twentieth of these, and never the logits."""
 
+import gc
 import itertools
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
+from maxsep.ops.fused import passes, row_losses, torch_form
 
 
 class LargestTensor(TorchDispatchMode):
@@ -38,13 +40,17 @@ def test_no_tensor_is_larger_than_the_gradient(batch, width):
     assert seen.most >= 20_000 * batch * 4  # the test would notice
 
 
-def peak(step):
-    """Bytes that a step held at most beyond those it started with, as torch's allocator tells."""
+def allocations(step):
+    """Bytes that a step took (or gave back, below zero), in their order, as torch's allocator tells."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
         step()
     events = [event for event in told.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
-    return max(live)
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+
+
+def peak(step):
+    """Bytes that a step held at most beyond those it started with."""
+    return max(itertools.accumulate(allocations(step)))
 
 
 @pytest.mark.parametrize(("batch", "width"), [(64, 32), (48, 64)], ids=["weight side", "logits side"])
@@ -58,3 +64,36 @@ def test_all_that_is_held_at_once(batch, width, bias):
     assert taken - own <= 2 * own * 0.05 + (8 * head.bias.nbytes if bias else 0)
     head.weight.grad = x.grad = None
     assert peak(lambda: torch.nn.functional.cross_entropy(head(x), target).backward()) - own > own  # the test notices
+
+
+def problem(num_classes, batch, width, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(batch, width).to(dtype).requires_grad_()
+    weight = torch.randn(num_classes - 1, width).to(dtype).requires_grad_()
+    return x, weight, torch.randint(num_classes, (batch,))
+
+
+def test_carries_have_no_gradient_in_memory():
+    x, weight, target = problem(5_000, 64, 52, torch.float32)
+    carries = -(-5_000 // 256) * 52 * 4
+    taken = allocations(lambda: row_losses(x, weight, target)[0].sum().backward())
+    assert weight.nbytes < max(taken)
+    assert carries not in taken  # those of the forward pass were cut from one block more
+
+
+def test_the_wide_sum_is_gone_before_the_adjoint(monkeypatch):
+    x, weight, target = problem(500, 70, 51, torch.bfloat16)
+    adjoint, product, alive = torch_form.adjoint_, passes.add_product, {}
+
+    def wide_sums():
+        return sum(
+            type(o) is torch.Tensor and o.shape == x.shape and o.dtype == torch.float32 for o in gc.get_objects()
+        )
+
+    def noting(name, function):
+        return lambda *given: alive.update({name: wide_sums()}) or function(*given)
+
+    monkeypatch.setattr(torch_form, "adjoint_", noting("adjoint", adjoint))
+    monkeypatch.setattr(passes, "add_product", noting("product", product))
+    row_losses(x, weight, target)[0].sum().backward()
+    assert alive == {"product": 1, "adjoint": 0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +11,12 @@ from torch import Tensor
 
 GRAIN = 256
 """Classes in a block of the running sum; chunks start at its multiples, which also suits matrix units."""
-CHUNK_BYTES = {"cuda": 128 << 20, "cpu": 4 << 20}
-"""Scratch of a chunk, at most: on a CPU what stays in its cache, on a GPU what hides the launch of a kernel (not yet
-measured there: benchmarks/fused_tune.py does it)."""
+WAVE = {"cuda": 4096, "cpu": GRAIN}
+"""Chunks of at least as many classes are a multiple of it. At 512 features the gradient of 4,096 rows of the weight has
+128 tiles of 128 x 128, which keep 97 % of an H200's 132 processors busy; 14,336 rows would keep 85 %."""
+CHUNK_BYTES = {"cuda": 160 << 20, "cpu": 4 << 20}
+"""Scratch of a chunk, at most: on a CPU what stays in its cache; on a GPU 16,384 classes of 4,096 samples and 512
+features in half precision, which hides the launch of a kernel (benchmarks/fused_tune.py times others)."""
 OWN_SHARE = {"triton": 0.025, "torch": 0.0125}
 """Scratch beside the weight and its gradient, as a part of both together; what is not in place needs copies."""
 EXTRA_SHARE = 0.04
@@ -78,17 +83,31 @@ def most_bytes(device: torch.device) -> int:
     return _of(CHUNK_BYTES, device)
 
 
-def equal_chunks(sizes: Sizes, most_bytes: int, grain: int) -> list[tuple[int, int]]:
+def wave(device: torch.device) -> int:
+    """Return what large chunks are a multiple of on a device.
+
+    >>> wave(torch.device("cuda"))
+    4096
+    """
+    return _of(WAVE, device)
+
+
+def equal_chunks(sizes: Sizes, most_bytes: int, grain: int, wave: int = 1) -> tuple[tuple[int, int], ...]:
     """Split the classes into chunks whose scratch takes at most `most_bytes`, but hold at least `grain` classes.
 
     >>> equal_chunks(Sizes(10, 1, 1, 4, 4, False), 16, 2)
-    [(0, 4), (4, 8), (8, 10)]
+    ((0, 4), (4, 8), (8, 10))
     """
-    size = _whole(most_bytes // sizes.per_class, grain) if sizes.per_class else sizes.num_classes
-    return [(start, min(start + size, sizes.num_classes)) for start in range(0, sizes.num_classes, size)]
+    size = sizes.num_classes
+    if sizes.per_class:
+        size = max(grain, _whole(_whole(most_bytes // sizes.per_class, wave), grain))
+    return tuple((start, min(start + size, sizes.num_classes)) for start in range(0, sizes.num_classes, size))
 
 
-def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=64)  # every step of a training asks for the same
+def borrowing_chunks(
+    sizes: Sizes, most_bytes: int, own_bytes: int, grain: int, wave: int = 1
+) -> tuple[tuple[int, int], ...]:
     """Split the classes, last ones first, into chunks whose scratch fits the rows of the gradient not yet written.
 
     The gradient of the rows [0, start) is written after that of the chunk [start, stop), so until then its memory is
@@ -96,7 +115,7 @@ def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) 
     composed weight beside them is smaller and still borrows.
 
     >>> borrowing_chunks(Sizes(40, 3, 1, 4, 4, False), 120, 24, 2)
-    [(30, 40), (24, 30), (18, 24), (14, 18), (12, 14), (10, 12), (8, 10), (6, 8), (4, 6), (2, 4), (0, 2)]
+    ((30, 40), (24, 30), (18, 24), (14, 18), (12, 14), (10, 12), (8, 10), (6, 8), (4, 6), (2, 4), (0, 2))
     """
     chunks = []
     stop = sizes.num_classes
@@ -106,13 +125,13 @@ def borrowing_chunks(sizes: Sizes, most_bytes: int, own_bytes: int, grain: int) 
         borrowed = max(0, stop * sizes.row - padding) // (sizes.per_class + sizes.row)
         beside = min(own_bytes // sizes.per_output, stop * sizes.row // (sizes.per_folded + sizes.row))
         size = max(borrowed, beside, own_bytes // sizes.per_class)
-        size = min(size, max(1, most_bytes // sizes.per_class))
+        size = _whole(min(size, max(1, most_bytes // sizes.per_class)), wave)
         start = max(0, -(-(stop - size) // grain) * grain)
         if start >= stop:
             start = (stop - 1) // grain * grain
         chunks.append((start, stop))
         stop = start
-    return chunks
+    return tuple(chunks)
 
 
 class Scratch:
@@ -129,12 +148,13 @@ class Scratch:
     def __init__(
         self,
         sizes: Sizes,
-        chunks: list[tuple[int, int]],
+        chunks: Sequence[tuple[int, int]],
         lender: Tensor | None,
         like: Tensor,
         spare: Tensor | None = None,
     ) -> None:
         self._sizes, self._lends = sizes, lender is not None
+        self._rooms: dict[tuple[int, bool, bool], tuple[Tensor, Tensor]] = {}
         need = max((self._own_numbers(start, stop) for start, stop in chunks), default=0)
         self._own = like.new_empty(need) if spare is None or spare.numel() < need else spare.view(-1)
         self._lender, self._nothing = self._own, like.new_empty(0, 0)
@@ -143,14 +163,22 @@ class Scratch:
             self._lender = lender.view(-1).view(torch.uint8)[:whole].view(like.dtype)
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return room for the logits (batch, c) and for the composed weight (c, width) of a chunk of c classes."""
-        rows, batch, width = stop - start, self._sizes.batch, self._sizes.width
+        """Return room for the logits (batch, c) and for the composed weight (c, width) of a chunk of c classes.
+
+        Chunks of one size share it, down to the tensor objects.
+        """
+        key = stop - start, self._fits(start, stop), self._folded_fits(start, stop)
+        if key not in self._rooms:
+            self._rooms[key] = self._room(*key)
+        return self._rooms[key]
+
+    def _room(self, rows: int, fits: bool, folded_fits: bool) -> tuple[Tensor, Tensor]:
+        batch, width = self._sizes.batch, self._sizes.width
         padded = self._padded(rows)
-        fits = self._fits(start, stop)
         logits = (self._lender if fits else self._own).as_strided((batch, rows), (padded, 1))
         if not self._sizes.folds:
             return logits, self._nothing
-        if self._folded_fits(start, stop) and not fits:
+        if folded_fits and not fits:
             return logits, self._lender.as_strided((rows, width), (width, 1))
         return logits, (self._lender if fits else self._own).as_strided((rows, width), (width, 1), batch * padded)
 
@@ -178,5 +206,6 @@ def _of(table: dict[str, int], device: torch.device) -> int:
     return table["cuda" if device.type == "cuda" else "cpu"]
 
 
-def _whole(size: int, grain: int) -> int:
-    return max(grain, size // grain * grain)
+def _whole(size: int, unit: int) -> int:
+    """Return the largest multiple of a unit that is not above a size, and the size where that is nothing."""
+    return size // unit * unit or size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from maxsep.ops.dispatch import wide_dtype
 from maxsep.ops.fused import torch_form
-from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes
+from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes, wave
 from maxsep.ops.fused.logits_side import separated, unseparated_
 from maxsep.ops.fused.products import add_product, product
 from maxsep.ops.fused.state import RowState
@@ -110,9 +111,11 @@ class Stream:
         # until the gradient of x is rounded into it, that memory serves the last chunks
         spare = None if rounded is dx else rounded
         self._second_pass(factors, carries, wants, (dx, dw, columns), spare)
+        if rounded is not dx:
+            dx = rounded.copy_(dx)  # frees the wide sum before the adjoint takes memory
         if wants_weight:
             self._through_fold(dw)
-        return dx if rounded is dx else rounded.copy_(dx), dw[: len(self.weight)], columns
+        return dx, dw[: len(self.weight)], columns
 
     def _second_pass(
         self,
@@ -151,17 +154,19 @@ class Stream:
             if wants_weight:
                 product(g.T, x, dw[start : start + len(weight)])
 
-    def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> list[tuple[int, int]]:
+    def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> Sequence[tuple[int, int]]:
         own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
+        unit = wave(self.x.device)
         if self.chunk:
             own = most = self.chunk * sizes.per_class
+            unit = 1
         elif borrows:
-            return borrowing_chunks(sizes, most, own, self.grain)
+            return borrowing_chunks(sizes, most, own, self.grain, unit)
         elif self.form == "triton" and not last_first:
             own = max(own, sizes.num_classes * sizes.row)  # what the gradient will take is free in the first pass
         elif self.side == "logits":
             own //= 3  # running sums are copies
-        chunks = equal_chunks(sizes, min(own, most), self.grain)
+        chunks = equal_chunks(sizes, min(own, most), self.grain, unit)
         return chunks[::-1] if last_first else chunks
 
     def _block_carries(self) -> Tensor:

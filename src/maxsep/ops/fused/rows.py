@@ -9,12 +9,16 @@ rows to a loss, and what makes the offset of bias and adjustment, is ordinary di
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from maxsep.ops.eager import with_derivative
 from maxsep.ops.fused.passes import Stream
+from maxsep.ops.modes import is_autocasting
 from maxsep.ops.row_cross_entropy import refuse_second_derivatives
 from maxsep.ops.triton_scan import IS_INSTALLED, on_device_of
 
@@ -56,9 +60,7 @@ def row_losses(
         side = "logits" if x.shape[0] < x.shape[1] else "weight"
     if form is None:
         form = "triton" if side != "logits" and _triton_suits(x, weight) else "torch"
-    nll, smooth, _, _ = torch.ops.maxsep.row_losses(
-        x, weight, target, offset, class_weight, radius, side, chunk or 0, form, smoothing
-    )
+    nll, smooth, _, _ = _losses(x, weight, target, offset, class_weight, radius, side, chunk or 0, form, smoothing)
     return nll, smooth
 
 
@@ -69,26 +71,35 @@ def _triton_suits(x: Tensor, weight: Tensor) -> bool:
 
 _LAYER = "Tensor x, Tensor weight, Tensor target, Tensor? offset, Tensor? class_weight, float radius, str side, "
 _SCHEMA = f"({_LAYER}int chunk, str form, bool smoothing) -> (Tensor, Tensor, Tensor, Tensor)"
-_BACKWARD = f"({_LAYER}int chunk, str form, Tensor u, Tensor? v, Tensor lse, Tensor carries, bool[3] wants)"
+_BACKWARD = f"({_LAYER}int chunk, str form, Tensor u, Tensor? v, Tensor lse, Tensor carries, "
+_BACKWARD += "bool[3] wants) -> (Tensor, Tensor, Tensor)"
 
 
-@torch.library.custom_op("maxsep::row_losses", mutates_args=(), schema=_SCHEMA)
 def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *layer, smoothing = given
-    with on_device_of(layer[0]), torch.autocast(layer[0].device.type, enabled=False):
+    with _undisturbed(layer[0]):
         return Stream(*layer).forward(smoothing)
 
 
-@torch.library.custom_op(
-    "maxsep::row_losses_backward", mutates_args=(), schema=f"{_BACKWARD} -> (Tensor, Tensor, Tensor)"
-)
 def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     *layer, u, v, lse, carries, wants = given
-    with on_device_of(lse), torch.autocast(lse.device.type, enabled=False):
+    with _undisturbed(lse):
         return Stream(*layer).backward(u, v, lse, carries, tuple(wants))
 
 
-@_forward.register_fake
+@contextmanager
+def _undisturbed(x: Tensor) -> Iterator[None]:
+    """Launch on the device of a tensor, in the precisions that tensors have."""
+    kind = x.device.type
+    with on_device_of(x), torch.autocast(kind, enabled=False) if is_autocasting(kind) else nullcontext():
+        yield
+
+
+_forward_op = torch.library.custom_op("maxsep::row_losses", _forward, mutates_args=(), schema=_SCHEMA)
+_backward_op = torch.library.custom_op("maxsep::row_losses_backward", _backward, mutates_args=(), schema=_BACKWARD)
+
+
+@_forward_op.register_fake
 def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *layer, _smoothing = given
     stream = Stream(*layer)
@@ -96,7 +107,7 @@ def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return rows, torch.empty_like(rows), torch.empty_like(rows), stream.empty_carries()
 
 
-@_backward.register_fake
+@_backward_op.register_fake
 def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, _, offset, *_ = given
     wants_x, wants_weight, wants_offset = given[-1]
@@ -113,18 +124,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(x, weight, target, offset, class_weight, lse, carries)
     ctx.rest, ctx.smoothing = rest, smoothing
     ctx.mark_non_differentiable(lse, carries)
+    ctx.set_materialize_grads(False)  # the carries have no gradient, and zeros of their size would be held for it
 
 
-def _differentiate(ctx: Any, u: Tensor, v: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, u: Tensor | None, v: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     *layer, lse, carries = ctx.saved_tensors
     x, weight, _, offset, *_ = ctx.needs_input_grad
-    wants = (x, weight, offset)
-    found = torch.ops.maxsep.row_losses_backward(
-        *layer, *ctx.rest, u, v if ctx.smoothing else None, lse, carries, wants
-    )
+    wants = [x, weight, offset]
+    u = torch.zeros_like(lse) if u is None else u
+    found = _gradients(*layer, *ctx.rest, u, v if ctx.smoothing else None, lse, carries, wants)
     dx, dw, do = (gradient if wanted else None for gradient, wanted in zip(found, wants, strict=True))
     return dx, dw, None, do, *(None,) * 6
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
-_backward.register_autograd(refuse_second_derivatives, setup_context=lambda ctx, inputs, output: None)
+_gradients = with_derivative(_backward_op, _backward, refuse_second_derivatives, lambda ctx, inputs, output: None)
+_losses = with_derivative(_forward_op, _forward, _differentiate, _keep)

@@ -5,8 +5,8 @@ goes through every splits-th tile of classes; the loop over tiles and the loop o
 that the next tile is on its way while this one's exponentials are taken. Two programs share a multiprocessor: the
 epilogue of one hides behind the products of the other.
 
-Exponentials are powers of two, whose factor log2(e) is part of one multiply-add. With RARE what concerns targets is
-done only in tiles that hold one; with EDGE only the last tile is masked.
+Exponentials are powers of two, whose factor log2(e) is part of one multiply-add. Looking for the target only in tiles
+that hold one, and masking only the last tile, were tried: on an H200 they change neither time by more than 2 %.
 """
 
 import triton
@@ -15,25 +15,10 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
-def _any_in_tile(index, tile, COLS: tl.constexpr):
-    return tl.max(((index >= tile * COLS) & (index < tile * COLS + COLS)).to(tl.int32), 0) != 0
-
-
-@triton.jit
-def _masked(z, inside, last, EDGE: tl.constexpr):
-    if EDGE:
-        if last:
-            z = tl.where(inside[None, :], z, -float("inf"))
-    else:
-        z = tl.where(inside[None, :], z, -float("inf"))
-    return z
-
-
 @triton.jit(do_not_specialize=["start", "size", "batch", "splits"])
 def accumulate_product(
     x, w, offset, weight, target, most, sums, target_logit, total, start, size, batch, splits,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr, RARE: tl.constexpr, EDGE: tl.constexpr,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Online log-sum-exp of ROWS rows of x w^T over every splits-th tile of classes, into a state of its own."""
@@ -60,12 +45,8 @@ def accumulate_product(
             if WEIGHT:
                 share = tl.load(weight + col, mask=inside, other=0.0)
             summed += tl.sum(z * share[None, :], 1)
-        if RARE:
-            if _any_in_tile(index, tile, COLS):
-                own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
-        else:
-            own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
-        z = _masked(z, inside, tile * COLS + COLS > size, EDGE)
+        own += tl.sum(tl.where(index[:, None] == col[None, :], z, 0.0), 1)
+        z = tl.where(inside[None, :], z, -float("inf"))
         new = tl.maximum(m, tl.max(z, 1))
         reference = tl.where(new == -float("inf"), 0.0, new) * LOG2_E
         mass = mass * tl.exp2(m * LOG2_E - reference) + tl.sum(tl.exp2(z * LOG2_E - reference[:, None]), 1)
@@ -80,7 +61,7 @@ def accumulate_product(
 @triton.jit(do_not_specialize=["start", "size", "batch", "splits"])
 def gradient_product(
     x, w, out, offset, weight, target, lse, a, u, v, partial, start, size, batch, splits,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr, RARE: tl.constexpr,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Write g = a exp(z - lse) - u [j = y] - v w_j of z = x w^T + offset, and the sums of g over each ROWS rows."""
@@ -104,11 +85,7 @@ def gradient_product(
         if OFFSET:
             z += tl.load(offset + col, mask=inside, other=0.0)[None, :]
         g = tl.exp2(z * LOG2_E - reference[:, None]) * factor[:, None]
-        if RARE:
-            if _any_in_tile(index, tile, COLS):
-                g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
-        else:
-            g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
+        g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
         if SMOOTH:
             share = tl.full([COLS], 1.0, tl.float32)
             if WEIGHT:

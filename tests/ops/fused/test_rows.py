@@ -1,0 +1,92 @@
+"""Two ways to one implementation: the operator for whoever looks on, a short one where nobody does."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from maxsep.ops.fused import row_losses
+
+
+def problem():
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 3, requires_grad=True), torch.randn(8, 3, requires_grad=True)
+    offset = torch.randn(9, requires_grad=True)
+    return x, weight, torch.tensor([0, 8, 3, 3, 1, 7]), offset, torch.rand(9)
+
+
+def by_operator(*given):
+    return torch.ops.maxsep.row_losses(*given, 1.0, "weight", 0, "torch", True)[:2]
+
+
+def short(*given):
+    return row_losses(*given, smoothing=True)
+
+
+def step(losses, given):
+    nll, smooth = losses(*given)
+    (nll.sum() + 2 * smooth.sum()).backward()
+
+
+def operators(call):
+    """Names of our operators that a call meets, in their order."""
+    with profile(activities=[ProfilerActivity.CPU]) as told:
+        call()
+    return [event.name for event in told.events() if event.name.startswith("maxsep::")]
+
+
+def test_both_ways_give_the_same_bits():
+    found = []
+    for losses in (short, by_operator):
+        given = problem()
+        step(losses, given)
+        found.append([*losses(*given), *(given[i].grad for i in (0, 1, 3))])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+def test_nobody_looks_on():
+    given = problem()
+    assert operators(lambda: step(short, given)) == []
+    assert operators(lambda: step(by_operator, given)) == ["maxsep::row_losses"]  # the test would notice
+
+
+class Looking(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", ["compiler", "mode"])
+def test_somebody_looks_on(how):
+    given = problem()
+
+    def losses(*given):
+        if how == "compiler":
+            return torch.compile(short, fullgraph=True, backend="aot_eager")(*given)
+        return short(*given)
+
+    def watched():
+        if how == "compiler":
+            step(losses, given)
+        else:
+            with Looking():
+                step(losses, given)
+
+    assert set(operators(watched)) == {"maxsep::row_losses", "maxsep::row_losses_backward"}
+
+
+@pytest.mark.parametrize("losses", [short, by_operator])
+def test_no_second_derivatives_either_way(losses):
+    x, *rest = problem()
+    (gradient,) = torch.autograd.grad(losses(x, *rest)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        gradient.sum().backward()
+
+
+def test_a_batch_of_gradients():
+    x, *rest = problem()
+    nll, _ = short(x, *rest)
+    upstream = torch.eye(len(x))
+    (together,) = torch.autograd.grad(nll, x, upstream, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(nll, x, row, retain_graph=True)[0] for row in upstream]
+    torch.testing.assert_close(together, torch.stack(alone))
