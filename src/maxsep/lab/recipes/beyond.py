@@ -58,10 +58,14 @@ def candidates(augmentation: str) -> tuple[dict[str, float], ...]:
 
     Heads are not searched: they are compared on the test set, all of them, at the chosen setting.
 
-    >>> candidates(WEAK)
-    ({}, {'weight_decay': 0.001}, {'weight_decay': 0.0002})
+    On CIFAR-100 with weak augmentation the largest decay of 2e-4, 5e-4 and 1e-3 was the best, so twice that is tried.
+
+    >>> candidates(STRONG)
+    ({}, {'weight_decay': 0.001}, {'mixup': 0.2})
     """
-    return {}, {"weight_decay": 1e-3}, {"weight_decay": 2e-4} if augmentation == WEAK else {"mixup": 0.2}
+    if augmentation == WEAK:
+        return {}, {"weight_decay": 1e-3}, {"weight_decay": 2e-4}, {"weight_decay": 2e-3}
+    return {}, {"weight_decay": 1e-3}, {"mixup": 0.2}
 
 
 SEARCH = Recipe(
@@ -82,7 +86,7 @@ SEARCH = Recipe(
 CHOSEN: dict[tuple[str, str], dict[str, float]] = {
     ("cifar10", WEAK): {},
     ("cifar10", STRONG): {},
-    ("cifar100", WEAK): {"weight_decay": 1e-3},
+    ("cifar100", WEAK): {},
     ("cifar100", STRONG): {},
 }
 """What held-out data chose, by dataset and augmentation. A cell whose search is not complete keeps the first candidate,
