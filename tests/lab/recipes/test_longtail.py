@@ -99,6 +99,6 @@ def test_it_runs_and_its_report_tells_both_epochs_and_the_shots(data, tmp_path):
     assert len(summary.finished) == 4 + 2
     text = render(tmp_path / "runs", tmp_path / "report").read_text()
     assert '<section id="shots">' in text
-    for part in ("best epoch, %", "few, %", "paper: 57.72", "paper: 63.52", "start from a run of 1 epochs"):
+    for part in ("best epoch, %", "few, %", "paper: 57.72", "paper: 63.52", "second stage"):
         assert part in text, part
     assert "compare its number with our best epoch" in text
