@@ -1,5 +1,14 @@
+from maxsep.lab.recipes import longtail
 from maxsep.lab.report.collect import collect
-from maxsep.lab.report.comparison import Method, dataset_label, distinctions, duel, network_label, settings_of
+from maxsep.lab.report.comparison import (
+    Method,
+    Setting,
+    dataset_label,
+    distinctions,
+    duel,
+    network_label,
+    settings_of,
+)
 from maxsep.lab.spec import RunSpec, options
 
 
@@ -91,6 +100,13 @@ def test_a_second_stage_is_named_and_its_fields_are_not_recited(tmp_path, run_fo
     run_folders(tmp_path, [first, second, other])
     labels = distinctions(settings_of(collect(tmp_path).records))
     assert sorted(labels.values()) == ["mixup 0", "mixup 1", "second stage, mixup 0"]
+
+
+def test_what_a_second_stage_has_of_its_own_is_told_where_the_imbalance_does_not_say_it():
+    settings = [Setting(spec) for block in longtail.RECIPE.blocks for spec in block.settings]
+    assert set(distinctions(settings).values()) == {"mixup 0", "mixup 1", "second stage, mixup 0"}
+    again = next(s.spec for s in settings if s.spec.start_from is not None).replace(head_rate=1.0)
+    assert "second stage, mixup 0, head rate 1" in distinctions([*settings, Setting(again)]).values()
 
 
 def test_options_of_a_loss_are_said_in_words_and_sorted():
