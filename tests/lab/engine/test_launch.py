@@ -15,6 +15,11 @@ from maxsep.lab.spec import Execution, RunSpec, options
         ({}, {"devices": 0}, "devices and checkpoint_every must be at least 1, got 0 and 10"),
         ({}, {"checkpoint_every": 0}, "must be at least 1, got 1 and 0"),
         ({}, {"extra": options(speed=3)}, r"unknown execution options: speed. Known: checkpoint_steps"),
+        (
+            {},
+            {"extra": options(compile_mode="default", compile_options="combo_kernels")},
+            "takes compile_mode or compile_options, got both. Leave one of them out",
+        ),
         ({}, {"device": "cpu", "cuda_graph": True}, "cuda_graph needs a CUDA device"),
     ],
 )

@@ -236,7 +236,7 @@ def test_other_conditions_are_told_on_resume(tmp_path, monkeypatch, capsys):
         ({"channels_last": True}, "channels_last False -> True"),
         ({"compile": True}, "compile False -> True"),
         ({"extra": options(compile_mode="max-autotune")}, "compile_mode None -> max-autotune"),
-        ({"extra": options(combo_kernels=True)}, "combo_kernels False -> True"),
+        ({"extra": options(compile_options="combo_kernels")}, "compile_options None -> combo_kernels"),
     ],
 )
 def test_another_way_to_compute_is_told_on_resume(tmp_path, monkeypatch, capsys, change, told):

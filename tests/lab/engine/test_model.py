@@ -98,12 +98,16 @@ def test_the_normalisation_is_no_part_of_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("mode", "combo", "asked"),
-    [(None, False, (None, None)), (None, True, (None, {"combo_kernels": True})), ("default", True, ("default", None))],
+    ("mode", "given", "asked"),
+    [
+        (None, "", (None, None)),
+        (None, "combo_kernels,epilogue_fusion", (None, {"combo_kernels": True, "epilogue_fusion": True})),
+        ("default", "", ("default", None)),
+    ],
 )
-def test_combo_kernels_are_asked_for_where_no_mode_is(monkeypatch, mode, combo, asked):
+def test_options_of_the_compiler_are_passed_on(monkeypatch, mode, given, asked):
     found = []
     monkeypatch.setattr(torch, "compile", lambda f, dynamic, mode, options: found.append((mode, options)) or f)
     network = build_model(RunSpec(head="plain"), (1, 8, 8), 10)
-    Pipeline(network, torch.zeros(1), torch.ones(1)).compile_backbone(4, mode, combo)
+    Pipeline(network, torch.zeros(1), torch.ones(1)).compile_backbone(4, mode, given)
     assert found == [asked]

@@ -101,7 +101,7 @@ def _compile(pipeline: Pipeline, spec: RunSpec, execution: Execution, world_size
     torch._dynamo.config.recompile_limit = max(limit, _VARIANTS)
     extra = dict(execution.extra)
     pipeline.compile_backbone(
-        spec.batch_size // world_size, extra.get("compile_mode"), combo_kernels=extra.get("combo_kernels", False)
+        spec.batch_size // world_size, extra.get("compile_mode"), extra.get("compile_options", "")
     )
 
 

@@ -12,8 +12,8 @@ from maxsep.lab.spec import Execution, RunSpec
 PRECISIONS = ("16-mixed", "32-true", "64-true", "bf16-mixed", "bf16-true")
 EXTRA = {
     "checkpoint_steps": "steps between resume points inside an epoch",
-    "combo_kernels": "let torch.compile do several small jobs in one launch",
     "compile_mode": "mode of torch.compile",
+    "compile_options": "options of torch.compile to turn on, joined by commas; not beside a mode",
     "threads": "threads of the CPU",
 }
 """What `Execution.extra` may hold."""
@@ -80,6 +80,8 @@ def _check(spec: RunSpec, execution: Execution, device: str) -> None:
         )
     if unknown := sorted(set(dict(execution.extra)) - set(EXTRA)):
         raise ValueError(f"unknown execution options: {', '.join(unknown)}. Known: {', '.join(EXTRA)}.")
+    if {"compile_mode", "compile_options"} <= set(dict(execution.extra)):
+        raise ValueError("torch.compile takes compile_mode or compile_options, got both. Leave one of them out.")
     if execution.cuda_graph:
         _check_graph(spec, execution, device)
 

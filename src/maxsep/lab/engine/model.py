@@ -76,16 +76,13 @@ class Pipeline(nn.Module):
         """Map (B, C, H, W) on the scale of 0 to 255, bytes or mixtures of them, to (images / 255 - mean) / std."""
         return (images * self.scale + self.shift).contiguous(memory_format=self.layout)
 
-    def compile_backbone(self, batch_size: int, mode: str | None = None, combo_kernels: bool = False) -> None:
-        """Compile everything before the head, for batches of at least `batch_size`.
+    def compile_backbone(self, batch_size: int, mode: str | None = None, options: str = "") -> None:
+        """Compile everything before the head, for batches of at least `batch_size`; with a mode, or with options.
 
         The short last batch of an epoch stays uncompiled: a program of its own would take longer than it saves.
         """
-        # torch.compile takes a mode or options
-        options: dict[str, str | int | bool | Callable[..., Any]] | None = None
-        if combo_kernels and mode is None:
-            options = {"combo_kernels": True}
-        self._compiled = torch.compile(self.backbone, dynamic=False, mode=mode, options=options)
+        chosen: dict[str, str | int | bool | Callable[..., Any]] = {name: True for name in options.split(",") if name}
+        self._compiled = torch.compile(self.backbone, dynamic=False, mode=mode, options=chosen or None)
         self._compiled_from = batch_size
 
     def backbone(self, images: Tensor) -> Tensor:

@@ -271,7 +271,7 @@ def _conditions(execution: Execution) -> dict[str, Any]:
     """Give the settings that change the last bits; where resume points lie is not one of them."""
     told = {name: getattr(execution, name) for name in ("compile", "channels_last", "cuda_graph")}
     extra = dict(execution.extra)
-    return told | {"compile_mode": extra.get("compile_mode"), "combo_kernels": extra.get("combo_kernels", False)}
+    return told | {name: extra.get(name) for name in ("compile_mode", "compile_options")}
 
 
 def _now() -> str:
