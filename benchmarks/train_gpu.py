@@ -1,9 +1,9 @@
 """Training speed on one GPU: the paper's ResNet at batch 512, from the plainest loop to a captured, compiled step.
 
 Each row adds one thing to the row before; combo kernels are inductor's way of doing several small jobs in one launch,
-tuned ones those it has timed against each other; both have to be asked for. Images are random bytes of CIFAR's shape that lie on the device; every
-step gathers, augments, normalises, runs forward and backward and updates, as in a real run. The last rows repeat the
-fastest form while every core of the host is kept busy.
+tuned ones those it has timed against each other; both have to be asked for. Images are random bytes of CIFAR's shape
+that lie on the device; every step gathers, augments, normalises, runs forward and backward and updates, as in a real
+run. Captured forms are measured again while every core of the host is kept busy.
 
     python benchmarks/train_gpu.py
 """
