@@ -1,6 +1,6 @@
 """Cross-entropy of radius * P^T z + offset, straight from the C-1 outputs z of a layer.
 
-On CUDA one program per row keeps the logits in registers: the forward pass reads z once, the backward pass reads it
+On CUDA a program keeps the logits of its rows in registers: the forward pass reads z once, the backward pass reads it
 again and writes its gradient. Elsewhere, and under transforms, it is `separate` and `F.cross_entropy`.
 """
 
