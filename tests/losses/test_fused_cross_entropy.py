@@ -151,11 +151,12 @@ def test_an_adjustment_of_log_priors_is_logit_adjustment():
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_an_empty_batch(reduction):
     head, x, target = problem("maxsep", 9, batch=0)
-    fused = fused_cross_entropy(head, x, target, reduction=reduction)
+    adjustment = torch.zeros(9, dtype=x.dtype, requires_grad=True)
+    fused = fused_cross_entropy(head, x, target, reduction=reduction, adjustment=adjustment)
     exact = unfused(head, x, target, reduction=reduction)
     torch.testing.assert_close(fused, exact, equal_nan=True)
-    for gradient in derivatives(fused, [x, head.weight], torch.ones_like(fused)):
-        assert (gradient == 0).all()
+    for gradient in derivatives(fused, [x, *head.parameters(), adjustment], torch.ones_like(fused)):
+        assert (gradient == 0).all()  # and none is missing, which DDP would wait for
 
 
 def test_samples_in_any_shape():
@@ -241,6 +242,33 @@ def test_compiled_without_graph_breaks():
     leaves = [x, *head.parameters()]
     for ours, theirs in zip(derivatives(fused, leaves), derivatives(step(x), leaves), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+TRANSFORMS = {
+    "grad": lambda f, x, target: torch.func.grad(f)(x, target),
+    "vmap": lambda f, x, target: torch.func.vmap(f)(x[:, None], target[:, None]),
+    "grad of each": lambda f, x, target: torch.func.vmap(torch.func.grad(f))(x[:, None], target[:, None]),
+    "jvp": lambda f, x, target: torch.func.jvp(lambda x: f(x, target), (x,), (x,))[1],
+    "hessian": lambda f, x, target: torch.func.hessian(f)(x, target),
+}
+
+
+@pytest.mark.parametrize("way", ["chunks", "held"])
+@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in HEADS), ("maxsep", True)])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms(request, transform, name, compiled, way):
+    torch.compiler.reset()
+    if way == "held":
+        request.getfixturevalue("held")
+    head, x, target = problem(name, 9, dtype=torch.float32)
+    options = {"adjustment": torch.linspace(0, 1, 9), "weight": torch.linspace(1, 2, 9)}
+
+    def apply(loss, x, target):
+        return TRANSFORMS[transform](lambda x, target: loss(head, x, target, **options), x, target)
+
+    call = torch.compile(apply, backend="aot_eager") if compiled else apply
+    ours, theirs = call(fused_cross_entropy, x.detach(), target), apply(unfused, x.detach(), target)
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.fixture

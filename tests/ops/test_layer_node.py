@@ -103,6 +103,15 @@ def test_second_derivatives(monkeypatch, wanted, autocast):
         assert (ours - theirs).abs().max() <= (5e-3 if autocast else 1e-6) * theirs.abs().max()
 
 
+def test_second_derivatives_of_a_layer_that_was_frozen_meanwhile():
+    x, weight, bias = inputs()
+    (expected,) = torch.autograd.grad(head_loss(x, weight, bias), x)
+    value = head_loss(x, weight, bias)
+    weight.requires_grad_(False)
+    (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_second_derivatives_of_the_loss_are_refused():
     given = inputs()
     for leaf in given:

@@ -15,7 +15,7 @@ from maxsep import MaxSeparation, separate, simplex
 from maxsep.ops import triton_scan
 from maxsep.ops.dispatch import _choose
 from maxsep.ops.scan import separate_adjoint, separate_scan
-from maxsep.ops.triton_scan import Tile, adjoint_op, separate_op
+from maxsep.ops.triton_scan import Tile, adjoint_op, separate_op, separate_rows
 
 pytest.importorskip("triton", reason="no Triton for this platform")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda runs these compiled")
@@ -141,6 +141,14 @@ def test_transposed_stays_transposed_and_gradients_have_aligned_rows():
     result, gradient = check(torch.randn(3, 9))
     assert result.is_contiguous()
     assert gradient.stride() == (12, 1)
+
+
+def test_a_transposed_result_can_be_changed_in_place():
+    x = torch.randn(5, 4).T.detach().requires_grad_()
+    result = separate_rows(x, 0.5, torch.float32, 0)
+    result += 1
+    (gradient,) = torch.autograd.grad(result.square().sum(), x)
+    torch.testing.assert_close(gradient, separate_adjoint(2 * result.detach(), 0.5))
 
 
 @pytest.mark.parametrize("k", [1, 9, 15, 17, 31, 8, 16])
@@ -271,6 +279,22 @@ def test_transforms_and_float64_take_the_scan():
     torch.testing.assert_close(separate(x, impl="triton"), x @ matrix)
     torch.testing.assert_close(torch.func.vmap(lambda row: separate(row, impl="triton"))(x), x @ matrix)
     torch.testing.assert_close(torch.func.jacfwd(lambda row: separate(row, impl="triton"))(x[0]), matrix.T)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_compiled_transforms_take_the_scan(monkeypatch, transform):
+    monkeypatch.setattr("maxsep.ops.dispatch.takes", lambda x: True)
+
+    def differentiated(x):
+        def loss(x):
+            return separate(x, 0.5).square().sum()
+
+        return torch.func.grad(loss)(x) if transform == "grad" else torch.func.jvp(loss, (x,), (x,))[1]
+
+    x = torch.randn(3, 9)
+    logits = separate_scan(x, 0.5)
+    expected = separate_adjoint(2 * logits, 0.5) if transform == "grad" else 2 * logits.square().sum()
+    torch.testing.assert_close(torch.compile(differentiated, backend="aot_eager")(x), expected)
 
 
 def test_export_gives_plain_operations():

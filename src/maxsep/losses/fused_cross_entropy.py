@@ -23,7 +23,7 @@ from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
 from maxsep.ops.layer_node import linear_then
-from maxsep.ops.modes import is_autocasting
+from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.row_cross_entropy import HELD
 
 __all__ = ["fused_cross_entropy"]
@@ -65,7 +65,8 @@ def fused_cross_entropy(
         chunk_size: Classes at a time; chosen from the memory if left out. With it, chunks are taken in any case.
 
     Pitfall: the head's own `forward` is not called, so its hooks do not run. A label that is no class raises in CPU
-    tensors; on other devices, and in compiled code, the loss is then NaN. There are no second derivatives.
+    tensors; on other devices, and in compiled code, the loss is then NaN. There are no second derivatives. Under
+    transforms of torch.func and in forward mode the logits are in memory after all, and there are.
 
     >>> head, x, target = MaxSeparationHead(16, 1000), torch.randn(4, 16), torch.tensor([1, 10, 100, 999])
     >>> torch.allclose(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
@@ -120,7 +121,7 @@ def _layer_of(head: nn.Module) -> _Layer:
 def _is_held(layer: _Layer, x: Tensor, adjustment: Tensor | None) -> bool:
     constant = adjustment is None or not adjustment.requires_grad
     size = x.shape[0] * layer.weight.shape[0] * x.element_size()
-    return layer.separate and constant and triton_scan.takes(x) and 0 < size <= HELD_BYTES
+    return layer.separate and constant and triton_scan.takes(x) and size <= HELD_BYTES
 
 
 def _loss(
@@ -135,10 +136,36 @@ def _loss(
     chunk: int | None,
 ) -> Tensor:
     """Take the outputs at once where they are small enough to be held, and chunk by chunk otherwise."""
+    if is_transformed() or not x.shape[0]:
+        return _loss_of_logits(layer, x, labels, weight, ignored, reduction, smoothing, adjustment)
     if chunk is None and _is_held(layer, x, adjustment):
         options = (weight, adjustment, layer.radius, smoothing, ignored, reduction)
         return linear_then(HELD, x, layer.weight, layer.bias, labels, *options)
     return _reduced(*_row_values(layer, x, labels, weight, ignored, smoothing, adjustment, chunk), reduction)
+
+
+def _loss_of_logits(
+    layer: _Layer,
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    ignored: int,
+    reduction: Reduction,
+    smoothing: float,
+    adjustment: Tensor | None,
+) -> Tensor:
+    """Hold the logits: for transforms, to which a kernel has no derivative, and for no samples, which have no chunk."""
+    outputs = widened(F.linear(x, layer.weight.to(x.dtype)))
+    logits = separate(outputs, layer.radius) if layer.separate else outputs * layer.radius
+    offset = _offset(layer, adjustment)
+    return F.cross_entropy(
+        logits if offset is None else logits + offset,
+        labels,
+        None if weight is None else weight.to(logits.dtype),
+        reduction=reduction,
+        label_smoothing=smoothing,
+        ignore_index=ignored,
+    )
 
 
 def _row_values(
@@ -155,9 +182,6 @@ def _row_values(
     counts = labels != ignored
     is_class = (labels >= 0) & (labels < layer.num_classes)
     weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in (weight, _offset(layer, adjustment)))
-    if len(x) == 0:
-        values = F.linear(x, layer.weight.to(x.dtype)).sum(1).to(wide_dtype(x))
-        return values, values
     nll, smooth = row_losses(
         x, layer.weight, labels, offset, weight,
         radius=layer.radius, separate=layer.separate, smoothing=smoothing > 0, chunk=chunk,

@@ -83,6 +83,7 @@ def _differentiable_gradients(
     wide, wide_bias = padding.padded_layer(weight, bias, ctx.dtype)
     z = F.linear(x, wide, None if bias is None else wide_bias)
     result = ctx.step.function(z, wide.shape[0] - weight.shape[0], *ctx.arguments)
-    wanted = [tensor for tensor in (x, weight, bias) if tensor is not None and tensor.requires_grad]
-    found = iter(torch.autograd.grad(result, wanted, g, create_graph=True))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+    # asked anew: a layer may have been frozen since its forward pass
+    sources = [tensor for tensor in (x, weight, bias) if tensor is not None and tensor.requires_grad]
+    found = iter(torch.autograd.grad(result, sources, g, create_graph=True))
+    return [next(found) if tensor is not None and tensor.requires_grad else None for tensor in (x, weight, bias)]

@@ -23,9 +23,12 @@ def is_transformed() -> bool:
     >>> torch.func.vmap(lambda x: x + is_transformed())(torch.zeros(1))
     tensor([1.])
     """
-    if torch.compiler.is_compiling():
-        return False
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: it asks while it traces, inside the
+# transforms that it meets, and what it then makes serves under these alone.
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_watched(tensors: Iterable[Tensor]) -> bool:

@@ -92,19 +92,19 @@ def _adjoint(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> 
 def _separate_like(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
     num_classes = x.shape[-1] - padding + 1
     if _is_column_major(x):
-        return x.new_empty(num_classes, x.shape[0], dtype=dtype).T
+        return x.new_empty_strided((x.shape[0], num_classes), (1, x.shape[0]), dtype=dtype)
     return x.new_empty(*x.shape[:-1], num_classes, dtype=dtype)
 
 
 def _adjoint_like(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
     width = g.shape[-1] - 1 + padding
     if _is_column_major(g):
-        return g.new_empty(width, g.shape[0], dtype=dtype).T
+        return g.new_empty_strided((g.shape[0], width), (1, g.shape[0]), dtype=dtype)
     return padded_empty(g, (*g.shape[:-1], width), dtype)
 
 
 def _is_column_major(x: Tensor) -> bool:
-    # A transposed weight: the result is wanted transposed as well.
+    # A transposed weight: the result is wanted transposed as well, and as no view, so that it can be changed in place.
     return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1
 
 

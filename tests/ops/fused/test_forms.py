@@ -64,6 +64,27 @@ def test_other_tiles(cols, monkeypatch):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+def test_programs_take_several_tiles_where_a_launch_has_too_few(monkeypatch):
+    monkeypatch.setattr(triton_form, "MOST_GROUPS", 2)
+    size = (300, 70, 3, True, False, None)
+    for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_two_million_samples_are_no_more_programs_than_cuda_takes(monkeypatch):
+    class Launches(list):
+        def __getitem__(self, grid):
+            return lambda *given, **options: self.append(grid)
+
+    launches = Launches()
+    monkeypatch.setattr(triton_form.chunks, "gradient_rows", launches)
+    triton_form.gradient_(torch.empty(2**21, 2), None, None, None, 0, (None,) * 4, None)
+    ((across, down),) = list(launches)
+    assert across == 1
+    assert down <= 65_535
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 def test_a_large_offset_is_no_matter_of_samples_that_are_not_there():
     torch.manual_seed(0)
     x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)

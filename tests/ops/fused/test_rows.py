@@ -90,3 +90,18 @@ def test_a_batch_of_gradients():
     (together,) = torch.autograd.grad(nll, x, upstream, is_grads_batched=True, retain_graph=True)
     alone = [torch.autograd.grad(nll, x, row, retain_graph=True)[0] for row in upstream]
     torch.testing.assert_close(together, torch.stack(alone))
+
+
+@pytest.mark.parametrize("wants", [[True, True, True], [False, True, False]])
+@pytest.mark.parametrize("side", ["weight", "logits"])
+def test_a_compiler_is_told_how_results_lie(wants, side):
+    x, weight, *rest = problem()
+    layer = [x.detach().T.contiguous().T, weight.detach().T.contiguous().T, *(t.detach() for t in rest)]
+    options = (1.0, side, 0, "torch")
+    *_, lse, carries = torch.ops.maxsep.row_losses(*layer, *options, True)
+    torch.library.opcheck(torch.ops.maxsep.row_losses, (*layer, *options, True), test_utils="test_faketensor")
+    torch.library.opcheck(
+        torch.ops.maxsep.row_losses_backward,
+        (*layer, *options, torch.rand(6), torch.rand(6), lse, carries, wants),
+        test_utils="test_faketensor",
+    )

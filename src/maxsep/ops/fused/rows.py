@@ -112,9 +112,9 @@ def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     x, weight, _, offset, *_ = given
     wants_x, wants_weight, wants_offset = given[-1]
     return (
-        torch.empty_like(x) if wants_x else x.new_empty(0),
-        torch.empty_like(weight) if wants_weight else weight.new_empty(0, x.shape[1]),
-        torch.empty_like(offset) if wants_offset else given[-3].new_empty(0),
+        x.new_empty(x.shape if wants_x else 0),  # rows one after the other, however those of x lie
+        weight.new_empty(weight.shape[0] if wants_weight else 0, x.shape[1]),
+        given[-3].new_empty(offset.shape if wants_offset else 0),
     )
 
 

@@ -25,6 +25,8 @@ STREAM = {"ROWS": 16, "COLS": 32, "STAGES": 3, "num_warps": 1}
 columns are faster than 64 and 128; other rows are for benchmarks/fused_tune.py to time."""
 ROW_GROUPS = 32
 """Partial sums of the gradient over samples, at most."""
+MOST_GROUPS = 65_535
+"""Programs that CUDA takes in the second dimension of a launch."""
 
 
 def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) -> Tensor:
@@ -78,7 +80,7 @@ def gradient_(
     lse, a, u, v = factors
     batch, size = logits.shape
     rows, cols = 16, 256
-    tiles = 1 if columns is None else triton.cdiv(batch, rows * ROW_GROUPS)
+    tiles = triton.cdiv(batch, rows * (MOST_GROUPS if columns is None else ROW_GROUPS))
     grid = (triton.cdiv(size, cols), triton.cdiv(batch, rows * tiles))
     partial = None if columns is None else columns.new_empty(grid[1], size)
     chunks.gradient_rows[grid](
