@@ -8,6 +8,7 @@ import sys
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -31,3 +32,10 @@ if os.environ["MAXSEP_TORCHVISION"] != "whole":
     _torchvision_schemas = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _torchvision_schemas.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture
+def fresh():
+    """A seed, and nothing that an earlier test has compiled."""
+    torch.manual_seed(0)
+    torch.compiler.reset()

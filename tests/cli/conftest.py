@@ -57,6 +57,14 @@ def refuse_in_one_line(refuse, tmp_path):
     return ask
 
 
+@pytest.fixture
+def asked(run, monkeypatch):
+    """Specs and settings of the runs that were asked for, of which none is trained."""
+    found = []
+    monkeypatch.setattr("maxsep.lab.engine.train", lambda spec, **more: found.append((spec, more)) or run["run"])
+    return found
+
+
 @pytest.fixture(scope="session")
 def run(call, tmp_path_factory):
     """What `maxsep train --json` says about a short run on digits."""

@@ -20,18 +20,12 @@ def test_reproduce_plans_runs_and_goes_on(call, tmp_path):
     assert again.startswith("0 trained")
 
 
-def test_downloads_are_asked_for(call, run, tmp_path, monkeypatch):
-    asked = []
-
-    def train(spec, **settings):
-        asked.append(settings.get("download"))
-        return run["run"]
-
-    monkeypatch.setattr("maxsep.lab.engine.train", train)
-    monkeypatch.setattr("maxsep.lab.grid.check_data", lambda specs, **settings: asked.append(settings["download"]))
+def test_downloads_are_asked_for(call, run, asked, tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr("maxsep.lab.grid.check_data", lambda specs, **settings: checked.append(settings["download"]))
     only = ["--only", "validation=0,head=plain", "--seeds", 1]
     call("reproduce", "demo", "--runs", Path(run["run"]).parent, "--out", tmp_path, "--download", "--json", *only)
-    assert asked == [True, True], "the check and the run"
+    assert (checked, [settings.get("download") for _, settings in asked]) == ([True], [True])
 
 
 def test_other_libraries_keep_quiet(tmp_path):

@@ -12,29 +12,15 @@ def test_a_run_that_diverges_leaves_its_reason(call, invoke, tmp_path):
     assert problem["reason"].startswith("NonFiniteError: ")
 
 
-def test_downloads_are_asked_for(call, run, tmp_path, monkeypatch):
-    asked = []
-
-    def train(spec, **settings):
-        asked.append(settings.get("download"))
-        return run["run"]
-
-    monkeypatch.setattr("maxsep.lab.engine.train", train)
+def test_downloads_are_asked_for(call, asked, tmp_path):
     call("train", "--runs", tmp_path)
     call("train", "--runs", tmp_path, "--download")
-    assert asked == [None, True]
+    assert [settings.get("download") for _, settings in asked] == [None, True]
 
 
-def test_options_reach_the_spec(call, run, tmp_path, monkeypatch):
-    asked = []
-
-    def train(spec, **settings):
-        asked.append(spec)
-        return run["run"]
-
-    monkeypatch.setattr("maxsep.lab.engine.train", train)
+def test_options_reach_the_spec(call, asked, tmp_path):
     call("train", "--runs", tmp_path, "--momentum", 0.5, "--nesterov", "--mixup", 1, "--precision", "bf16-mixed")
-    (spec,) = asked
+    ((spec, _),) = asked
     assert (spec.momentum, spec.nesterov, spec.mixup, spec.precision) == (0.5, True, 1.0, "bf16-mixed")
 
 

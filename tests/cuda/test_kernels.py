@@ -17,15 +17,13 @@ from maxsep.ops.row_cross_entropy import row_cross_entropy
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.usefixtures("fresh"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.manual_seed(0)
-    torch.compiler.reset()
 
 
 def off(ours, theirs, scale=None):

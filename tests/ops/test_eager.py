@@ -14,13 +14,10 @@ from maxsep.ops import linear, padding, row_cross_entropy, triton_scan
 from maxsep.ops.eager import with_derivative
 
 pytest.importorskip("triton", reason="no Triton for this platform")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda runs these compiled")
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.manual_seed(0)
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda runs these compiled"),
+]
 
 
 @pytest.fixture

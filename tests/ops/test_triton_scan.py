@@ -18,13 +18,10 @@ from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_scan import Tile, adjoint_op, separate_op, separate_rows
 
 pytest.importorskip("triton", reason="no Triton for this platform")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda runs these compiled")
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.manual_seed(0)
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda runs these compiled"),
+]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -64,10 +64,6 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train one network with one head; a finished run is not trained again, a broken one goes on."""
-    from maxsep.lab import grid
-    from maxsep.lab.engine import load_run
-    from maxsep.lab.engine import train as train_run
-
     spec = RunSpec(
         dataset=dataset, imbalance=imbalance, network=network, head=head, radius=radius, loss=loss,
         augmentation=augmentation, epochs=epochs, batch_size=batch_size, optimiser=optimiser,
@@ -75,10 +71,17 @@ def command(
         schedule=schedule, mixup=mixup, validation=validation, calibration=calibration, seed=seed,
         precision=precision or default_precision(device),
     )  # fmt: skip
-    how = execution(device, fast, [network])
     more = {"download": True} if download else {}
-    there = grid.is_finished(Path(runs) / spec.name)
-    folder = grid.attempt(train_run, spec, data_root=data, runs=runs, execution=how, progress=not as_json, **more)
+    _train(spec, runs, as_json, data_root=data, execution=execution(device, fast, [network]), **more)
+
+
+def _train(spec: RunSpec, runs: Path, as_json: bool, **settings: Any) -> None:
+    """Train a run unless it is there, and tell what came of it."""
+    from maxsep.lab import grid
+    from maxsep.lab.engine import load_run, train
+
+    there = grid.is_finished(runs / spec.name)
+    folder = grid.attempt(train, spec, runs=runs, progress=not as_json, **settings)
     _tell(load_run(folder), there, as_json)
 
 

@@ -74,18 +74,14 @@ def fused_cross_entropy(
     """
     layer = _layer_of(head)
     _check(layer, x, target, ignore_index)
-    reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
+    options = _Options(weight, ignore_index, reduction, label_smoothing, adjustment).checked(layer, x)
     chunk = None if chunk_size is None else check_count("chunk_size", chunk_size)
-    weight = check_per_class("weight", weight, layer.num_classes, x.device)
-    adjustment = check_per_class("adjustment", adjustment, layer.num_classes, x.device)
-    if weight is not None and weight.requires_grad:
-        raise ValueError("weight requires a gradient, but class weights have none here. Pass weight.detach().")
     if target.dim() == 1:  # a view has a price, and a derivative with another
         rows, labels = x, target
     else:
         rows, labels = x.reshape(-1, layer.in_features), target.reshape(-1)
     rows = _in_product_precision(rows, layer.weight)
-    loss = _loss(layer, rows, labels, weight, ignore_index, reduction, smoothing, adjustment, chunk)
+    loss = _loss(layer, rows, labels, options, chunk)
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 
@@ -106,6 +102,24 @@ class _Layer(NamedTuple):
         return len(self.weight) + self.separate
 
 
+class _Options(NamedTuple):
+    """What F.cross_entropy takes beside logits and labels, and what is added to the logits."""
+
+    weight: Tensor | None
+    ignored: int
+    reduction: Reduction
+    smoothing: float
+    adjustment: Tensor | None
+
+    def checked(self, layer: _Layer, x: Tensor) -> _Options:
+        reduction, smoothing = check_reduction(self.reduction), check_smoothing(self.smoothing)
+        weight = check_per_class("weight", self.weight, layer.num_classes, x.device)
+        adjustment = check_per_class("adjustment", self.adjustment, layer.num_classes, x.device)
+        if weight is not None and weight.requires_grad:
+            raise ValueError("weight requires a gradient, but class weights have none here. Pass weight.detach().")
+        return _Options(weight, self.ignored, reduction, smoothing, adjustment)
+
+
 def _layer_of(head: nn.Module) -> _Layer:
     for kind in (MaxSeparationHead, PlainHead, ScaledHead, nn.Linear):
         # a subclass with a forward of its own may compute anything
@@ -124,64 +138,40 @@ def _is_held(layer: _Layer, x: Tensor, adjustment: Tensor | None) -> bool:
     return layer.separate and constant and triton_scan.takes(x) and size <= HELD_BYTES
 
 
-def _loss(
-    layer: _Layer,
-    x: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignored: int,
-    reduction: Reduction,
-    smoothing: float,
-    adjustment: Tensor | None,
-    chunk: int | None,
-) -> Tensor:
+def _loss(layer: _Layer, x: Tensor, labels: Tensor, options: _Options, chunk: int | None) -> Tensor:
     """Take the outputs at once where they are small enough to be held, and chunk by chunk otherwise."""
+    weight, ignored, reduction, smoothing, adjustment = options
     if is_transformed() or not x.shape[0]:
-        return _loss_of_logits(layer, x, labels, weight, ignored, reduction, smoothing, adjustment)
+        return _loss_of_logits(layer, x, labels, options)
     if chunk is None and _is_held(layer, x, adjustment):
-        options = (weight, adjustment, layer.radius, smoothing, ignored, reduction)
-        return linear_then(HELD, x, layer.weight, layer.bias, labels, *options)
-    return _reduced(*_row_values(layer, x, labels, weight, ignored, smoothing, adjustment, chunk), reduction)
+        more = (weight, adjustment, layer.radius, smoothing, ignored, reduction)
+        return linear_then(HELD, x, layer.weight, layer.bias, labels, *more)
+    return _reduced(*_row_values(layer, x, labels, options, chunk), reduction)
 
 
-def _loss_of_logits(
-    layer: _Layer,
-    x: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignored: int,
-    reduction: Reduction,
-    smoothing: float,
-    adjustment: Tensor | None,
-) -> Tensor:
+def _loss_of_logits(layer: _Layer, x: Tensor, labels: Tensor, options: _Options) -> Tensor:
     """Hold the logits: for transforms, to which a kernel has no derivative, and for no samples, which have no chunk."""
     outputs = widened(F.linear(x, layer.weight.to(x.dtype)))
     logits = separate(outputs, layer.radius) if layer.separate else outputs * layer.radius
-    offset = _offset(layer, adjustment)
+    offset = _offset(layer, options.adjustment)
     return F.cross_entropy(
         logits if offset is None else logits + offset,
         labels,
-        None if weight is None else weight.to(logits.dtype),
-        reduction=reduction,
-        label_smoothing=smoothing,
-        ignore_index=ignored,
+        None if options.weight is None else options.weight.to(logits.dtype),
+        reduction=options.reduction,
+        label_smoothing=options.smoothing,
+        ignore_index=options.ignored,
     )
 
 
 def _row_values(
-    layer: _Layer,
-    x: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignored: int,
-    smoothing: float,
-    adjustment: Tensor | None,
-    chunk: int | None,
+    layer: _Layer, x: Tensor, labels: Tensor, options: _Options, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of every sample, and how much it counts in the mean."""
-    counts = labels != ignored
+    smoothing, given = options.smoothing, (options.weight, _offset(layer, options.adjustment))
+    counts = labels != options.ignored
     is_class = (labels >= 0) & (labels < layer.num_classes)
-    weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in (weight, _offset(layer, adjustment)))
+    weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in given)
     nll, smooth = row_losses(
         x, layer.weight, labels, offset, weight,
         radius=layer.radius, separate=layer.separate, smoothing=smoothing > 0, chunk=chunk,

@@ -1,7 +1,6 @@
 """Tables and figures on images from outside: the paper's numbers, the controls, duplicates, and damaged files."""
 
 import json
-import shutil
 
 import pytest
 
@@ -71,29 +70,6 @@ def test_other_conventions_and_all_images_are_folded_away(settings):
         folded[0].columns
     )
     assert rows(folded[0], "max logit")
-
-
-def test_every_input_step_is_told_and_the_chosen_one_marked(settings):
-    table = next(table for table in outliers_section(settings).tables if table.id == "outliers-steps-1")
-    assert table.columns == ("head", "no step", "step 0.002")
-    assert [row.group for row in table.rows if row.group] == [
-        *("SVHN test, re-cropped", "MiniPlaces validation", "CIFAR-10 test")
-    ]
-    assert [[cell.tone for cell in row.cells[1:]] for row in table.rows] == [["", "strong"]] * 12
-    assert all(0 < cell.value < 100 for row in table.rows for cell in row.cells[1:])
-
-
-def test_a_detector_without_steps_needs_no_table_of_them(outside, tmp_path):
-    folder = next(outside.glob("cifar100-wrn40_2-plain-s1-*"))
-    shutil.copytree(folder, tmp_path / folder.name)
-    path = tmp_path / folder.name / "detection.json"
-    record = json.loads(path.read_text())
-    for told in record["sets"].values():
-        del told["sweep"]
-    path.write_text(json.dumps(record))
-    section = outliers_section(settings_of(collect(tmp_path).records))
-    assert section.tables
-    assert not [table.id for table in section.tables if "steps" in table.id]
 
 
 def test_data_are_named_as_what_they_are(settings):
