@@ -223,17 +223,14 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
         peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == (spec.dataset, spec.network)]
         # what a second stage has of its own may follow from the imbalance, which is told already
         second = spec.start_from is not None
-        alike = [p for p in peers if (p.start_from is not None) == second and (not second or _same_tail(p, spec))]
+        alike = [peer for peer in peers if (peer.start_from is not None) == second]
+        alike = [peer for peer in alike if peer.imbalance == spec.imbalance] if second else alike
         varying = [name for name in _loud_fields() if _varies(name, alike if name in _OF_STAGE else peers)]
         if "optimiser" in varying and _follows(peers):
             varying = [name for name in varying if name not in _OF_OPTIMISER]
         words = [f"{name.replace('_', ' ')} {_plain_text(getattr(spec, name))}" for name in varying]
         told[spec] = ", ".join([*(["second stage"] if second else []), *words])
     return told
-
-
-def _same_tail(spec: RunSpec, other: RunSpec) -> bool:
-    return spec.imbalance == other.imbalance
 
 
 def _loud_fields() -> list[str]:
