@@ -33,6 +33,9 @@ def test_options_reach_the_spec(call, asked, tmp_path):
         (["--radius", 0], "radius must be a positive finite number, got 0.0"),
         (["--precision", "fp8"], "unknown precision 'fp8'. Known: "),
         (["--mixup", -1], "mixup must be"),
+        (["--momentum", 1.5], "momentum must be a number in [0, 1), got 1.5"),
+        (["--momentum", "nan"], "momentum must be a number in [0, 1), got nan"),
+        (["--momentum", 0, "--nesterov"], "momentum must be a number in (0, 1), as Nesterov's form needs it, got 0.0"),
         (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
     ],
 )

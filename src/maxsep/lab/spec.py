@@ -100,6 +100,8 @@ class RunSpec:
         self._check_training()
 
     def _check_training(self) -> None:
+        least = "a number in (0, 1), as Nesterov's form needs it" if self.nesterov else "a number in [0, 1)"
+        _require(0 <= self.momentum < 1 and (self.momentum > 0 or not self.nesterov), "momentum", self.momentum, least)
         _require(0 <= self.mixup < math.inf, "mixup", self.mixup, "0 or a positive finite number")
         _require(self.sampler in SAMPLERS, "sampler", self.sampler, f"one of {', '.join(SAMPLERS)}")
         _require(self.backbone in BACKBONES, "backbone", self.backbone, f"one of {', '.join(BACKBONES)}")
