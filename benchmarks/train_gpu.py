@@ -136,6 +136,10 @@ def main():
             verdict(found[name]["images_per_second"], found[f"{name}, host busy"]["images_per_second"])
         del trainer
         torch.cuda.empty_cache()
+        write(found, arguments)  # a row that is cut off costs no other
+
+
+def write(found, arguments):
     about: dict[str, object] = {"command": "python benchmarks/train_gpu.py", "date": time.strftime("%Y-%m-%d")}
     about["commit"] = commit(Path(__file__).parent)
     about |= {"versions": versions(), "hardware": hardware(torch.device("cuda"), 1)}
