@@ -84,13 +84,13 @@ SEARCH = Recipe(
 
 
 CHOSEN: dict[tuple[str, str], dict[str, float]] = {
-    ("cifar10", WEAK): {},
-    ("cifar10", STRONG): {},
-    ("cifar100", WEAK): {},
+    ("cifar10", WEAK): {"weight_decay": 1e-3},
+    ("cifar10", STRONG): {"mixup": 0.2},
+    ("cifar100", WEAK): {"weight_decay": 1e-3},
     ("cifar100", STRONG): {},
 }
-"""What held-out data chose, by dataset and augmentation. A cell whose search is not complete keeps the first candidate,
-which is the literature's: a weight decay of 5e-4 and no mixing."""
+"""What held-out data chose, by dataset and augmentation, from one run of each candidate: differences of a few tenths of
+a point, as between all three of CIFAR-10 with strong augmentation, are a toss-up."""
 
 _HEADS = (
     PLAIN,
