@@ -114,8 +114,11 @@ def beyond() -> str:
     """The strongest recipe on the true ResNet-32 beside what others published for it, in Markdown."""
     rows = [f"| | {' | '.join(TITLES.values())} | seeds |", "|---|---|---|---|"]
     for augmentation, name in ((WEAK, "crops and flips"), (STRONG, "with AutoAugment and cutout")):
-        for other in (other for other in RESNET32 if other.augmentation == augmentation):
-            rows.append(f"| {name}: {other.method} ({other.source}) | {other.cifar10:.1f} | {other.cifar100:.1f} | - |")
+        rows += [
+            f"| {name}: {other.method} ({other.source}) | {other.cifar10:.1f} | {other.cifar100:.1f} | - |"
+            for other in RESNET32
+            if other.augmentation == augmentation
+        ]
         for head in ("plain", "maxsep"):
             found = [strongest(dataset, augmentation, head) for dataset in TITLES]
             if not any(found):

@@ -99,14 +99,14 @@ def test_a_second_stage_is_named_and_its_fields_are_not_recited(tmp_path, run_fo
     other = first.replace(mixup=0.0)
     run_folders(tmp_path, [first, second, other])
     labels = distinctions(settings_of(collect(tmp_path).records))
-    assert sorted(labels.values()) == ["mixup 0", "mixup 1", "second stage, mixup 0"]
+    assert sorted(labels.values()) == ["mixup 1", "no mixup", "second stage, no mixup"]
 
 
 def test_what_a_second_stage_has_of_its_own_is_told_where_the_imbalance_does_not_say_it():
     settings = [Setting(spec) for block in longtail.RECIPE.blocks for spec in block.settings]
-    assert set(distinctions(settings).values()) == {"mixup 0", "mixup 1", "second stage, mixup 0"}
+    assert set(distinctions(settings).values()) == {"no mixup", "mixup 1", "second stage, no mixup"}
     again = next(s.spec for s in settings if s.spec.start_from is not None).replace(head_rate=1.0)
-    assert "second stage, mixup 0, head rate 1" in distinctions([*settings, Setting(again)]).values()
+    assert "second stage, no mixup, head rate 1" in distinctions([*settings, Setting(again)]).values()
 
 
 def test_options_of_a_loss_are_said_in_words_and_sorted():
@@ -116,3 +116,9 @@ def test_options_of_a_loss_are_said_in_words_and_sorted():
         "cosine (LDAM, margin 0.5)",
         "cosine (LDAM, margin 0.4, re-weighted from epoch 160)",
     ]
+
+
+def test_what_is_on_or_off_is_said_in_words():
+    first = RunSpec(dataset="cifar100", network="resnet32", imbalance=0.01, nesterov=True)
+    settings = [Setting(first), Setting(first.replace(nesterov=False))]
+    assert list(distinctions(settings).values()) == ["Nesterov", "no Nesterov"]

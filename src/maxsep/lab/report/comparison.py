@@ -47,6 +47,12 @@ _IN_WORDS = {
     "smooth_tail": "{} for the rarest",
 }
 """Options whose names say too little in a table."""
+_AUGMENTATIONS = {
+    "crop_flip": "crop and flip",
+    "crop_flip_rotate": "crop, flip and rotation",
+    "crop_flip_auto_cutout": "crop, flip, AutoAugment and cutout",
+}
+_CAPITALS = {"nesterov": "Nesterov"}
 _UNSAID = {("reweight", "effective")}
 
 
@@ -228,7 +234,7 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
         varying = [name for name in _loud_fields() if _varies(name, alike if name in _OF_STAGE else peers)]
         if "optimiser" in varying and _follows(peers):
             varying = [name for name in varying if name not in _OF_OPTIMISER]
-        words = [f"{name.replace('_', ' ')} {_plain_text(getattr(spec, name))}" for name in varying]
+        words = [_field_in_words(name, getattr(spec, name)) for name in varying]
         told[spec] = ", ".join([*(["second stage"] if second else []), *words])
     return told
 
@@ -279,6 +285,17 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
         spec.optimiser != "sgd",
         spec.digest,
     )
+
+
+def _field_in_words(name: str, value: object) -> str:
+    if name == "augmentation":
+        return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
+    word = _CAPITALS.get(name, name.replace("_", " "))
+    if isinstance(value, bool):
+        return word if value else f"no {word}"
+    if name == "mixup" and not value:
+        return "no mixup"
+    return f"{word} {_plain_text(value)}"
 
 
 def _plain_text(value: object) -> str:
