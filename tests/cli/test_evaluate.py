@@ -71,5 +71,13 @@ def test_outliers_that_are_not_there(run, refuse, arguments, message):
     assert message in refuse("evaluate", run["run"], *arguments)
 
 
+def test_missing_outliers_are_downloaded_if_asked(run, refuse, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("maxsep.lab.data.ensure", lambda name, root, fetch, progress: asked.append((name, root, fetch)))
+    told = refuse("evaluate", run["run"], "--ood", "svhn", "--data", tmp_path, "--download")
+    assert asked == [("svhn", tmp_path, True)]
+    assert "svhn" in told  # nothing was really fetched
+
+
 def test_bad_input_is_one_clear_line(refuse_in_one_line):
     assert "nowhere" in refuse_in_one_line("evaluate", "nowhere")

@@ -24,6 +24,13 @@ def test_options_reach_the_spec(call, asked, tmp_path):
     assert (spec.momentum, spec.nesterov, spec.mixup, spec.precision) == (0.5, True, 1.0, "bf16-mixed")
 
 
+@pytest.mark.parametrize(("optimiser", "rate"), [("sgd", 0.1), ("adamw", 0.001)])
+def test_each_optimiser_has_its_own_learning_rate(call, asked, tmp_path, optimiser, rate):
+    call("train", "--runs", tmp_path, "--optimiser", optimiser)
+    call("train", "--runs", tmp_path, "--optimiser", optimiser, "--learning-rate", 0.3)
+    assert [spec.learning_rate for spec, _ in asked] == [rate, 0.3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -36,6 +43,9 @@ def test_options_reach_the_spec(call, asked, tmp_path):
         (["--momentum", 1.5], "momentum must be a number in [0, 1), got 1.5"),
         (["--momentum", "nan"], "momentum must be a number in [0, 1), got nan"),
         (["--momentum", 0, "--nesterov"], "momentum must be a number in (0, 1), as Nesterov's form needs it, got 0.0"),
+        (["--optimiser", "adamw", "--momentum", 0.9], "adamw has no --momentum and no --nesterov. Leave them out"),
+        (["--optimiser", "adamw", "--no-nesterov"], "or use --optimiser sgd"),
+        (["--precision", "16-mixed", "--device", "cpu"], "'16-mixed' needs a CUDA device"),
         (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
     ],
 )

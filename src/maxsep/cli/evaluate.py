@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.options import Data, Device, Json
+from maxsep.cli.options import Data, Device, Download, Json
 
 EPILOG = (
     "Examples: maxsep evaluate runs/digits-mlp-maxsep-s0-3f2a90c1bd; "
@@ -31,6 +31,7 @@ def command(
         list[str] | None,
         typer.Option(help="Outliers: a folder of images, or svhn, places, cifar10, ...; may be given several times."),
     ] = None,
+    download: Download = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the histograms of --ood; by default the run's.")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -41,6 +42,8 @@ def command(
     from maxsep.lab.report.comparison import Method
 
     result = load_run(run)
+    if download:
+        _fetch([result.spec.dataset, *(ood or [])], data)
     if (run / "weights.safetensors").is_file():
         metrics = evaluate(run, data, device=str(pick_device(device)))
     else:
@@ -70,6 +73,15 @@ def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
     for name, count, accuracy in zip(names, counts, metrics["per_class"], strict=True):
         told = "no test images" if accuracy is None else f"{accuracy:7.2%}"
         typer.echo(f"  {name!s:>16}  {told}  ({count} training images)")
+
+
+def _fetch(names: list[str], data: Path | None) -> None:
+    """Download the datasets among these names that are not there yet."""
+    from maxsep.lab.data import NAMES, load, parse_open_set
+
+    for name in names:
+        if name in NAMES or parse_open_set(name):
+            load(name, data, download=True)
 
 
 def _detect(run: Path, dataset: str, ood: list[str], data: Path | None, device: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
 _DEFAULT = RunSpec()
+_OF_ADAMW = 1e-3
 
 
 def command(
@@ -42,9 +43,11 @@ def command(
     epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
     batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
-    learning_rate: Annotated[float, typer.Option()] = _DEFAULT.learning_rate,
-    momentum: Annotated[float, typer.Option(help="Of sgd.")] = _DEFAULT.momentum,
-    nesterov: Annotated[bool, typer.Option("--nesterov/--no-nesterov", help="Of sgd.")] = _DEFAULT.nesterov,
+    learning_rate: Annotated[
+        float | None, typer.Option(help=f"By default {_DEFAULT.learning_rate:g} for sgd, {_OF_ADAMW:g} for adamw.")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help=f"Of sgd; by default {_DEFAULT.momentum:g}.")] = None,
+    nesterov: Annotated[bool | None, typer.Option("--nesterov/--no-nesterov", help="Of sgd.")] = None,
     weight_decay: Annotated[float, typer.Option()] = _DEFAULT.weight_decay,
     schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
     mixup: Annotated[float, typer.Option(help="Strength of mixup, 0 for none; 1 is usual.")] = _DEFAULT.mixup,
@@ -67,12 +70,21 @@ def command(
     spec = RunSpec(
         dataset=dataset, imbalance=imbalance, network=network, head=head, radius=radius, loss=loss,
         augmentation=augmentation, epochs=epochs, batch_size=batch_size, optimiser=optimiser,
-        learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay,
-        schedule=schedule, mixup=mixup, validation=validation, calibration=calibration, seed=seed,
-        precision=precision or default_precision(device),
+        weight_decay=weight_decay, schedule=schedule, mixup=mixup, validation=validation, calibration=calibration,
+        seed=seed, precision=precision or default_precision(device),
+        **_of_optimiser(optimiser, learning_rate, momentum, nesterov),
     )  # fmt: skip
     more = {"download": True} if download else {}
     _train(spec, runs, as_json, data_root=data, execution=execution(device, fast, [network]), **more)
+
+
+def _of_optimiser(name: str, rate: float | None, momentum: float | None, nesterov: bool | None) -> dict[str, Any]:
+    """Fill in what was not given; momentum is none of AdamW's numbers."""
+    if name == "adamw" and not momentum is nesterov is None:
+        raise ValueError("adamw has no --momentum and no --nesterov. Leave them out, or use --optimiser sgd.")
+    usual = _OF_ADAMW if name == "adamw" else _DEFAULT.learning_rate
+    given = {"momentum": momentum, "nesterov": nesterov}
+    return {"learning_rate": usual if rate is None else rate} | {k: v for k, v in given.items() if v is not None}
 
 
 def _train(spec: RunSpec, runs: Path, as_json: bool, **settings: Any) -> None:

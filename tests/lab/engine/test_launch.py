@@ -12,6 +12,7 @@ from maxsep.lab.spec import Execution, RunSpec, options
     [
         ({}, {"device": "tpu"}, r"unknown device 'tpu'. Known: auto, cpu, cuda"),
         ({"precision": "8"}, {}, r"unknown precision '8'. Known: 16-mixed, 32-true"),
+        ({"precision": "16-mixed"}, {"device": "cpu"}, r"on a CPU it would silently be bfloat16. Use 'bf16-mixed'"),
         ({}, {"devices": 0}, "devices and checkpoint_every must be at least 1, got 0 and 10"),
         ({}, {"checkpoint_every": 0}, "must be at least 1, got 1 and 0"),
         ({}, {"extra": options(speed=3)}, r"unknown execution options: speed. Known: checkpoint_steps"),

@@ -1,3 +1,7 @@
+import json
+
+import pytest
+
 from maxsep.lab import recipes
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.provenance import commands, environment, facts
@@ -26,6 +30,14 @@ def test_a_command_selects_the_runs_it_stands_for(tmp_path, run_folders):
     specs = recipes.get("table1").specs(only="dataset=cifar100,network=convnet,imbalance=1")
     command = told(tmp_path, specs, run_folders)[0]
     assert recipes.get("table1").specs(only=command.split("'")[1]) == specs
+
+
+@pytest.mark.parametrize(("images", "told"), [(1_437, "14,370"), (100_000, "1.0 million")])
+def test_few_images_are_counted_and_many_are_rounded(tmp_path, run_folder, images, told):
+    path = run_folder(tmp_path, RunSpec(epochs=10)) / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"metrics": result["metrics"] | {"num_train": images}}))
+    assert dict(facts(collect(tmp_path)))["training images seen"] == told
 
 
 def test_the_environment_names_what_was_measured(tmp_path, run_folder):

@@ -69,6 +69,10 @@ def _device(execution: Execution) -> str:
 
 def _check(spec: RunSpec, execution: Execution, device: str) -> None:
     check_precision(spec.precision)
+    if spec.precision == "16-mixed" and device == "cpu":
+        raise ValueError(
+            "'16-mixed' needs a CUDA device: on a CPU it would silently be bfloat16. Use 'bf16-mixed' or '32-true'."
+        )
     if execution.devices < 1 or execution.checkpoint_every < 1:
         raise ValueError(
             "devices and checkpoint_every must be at least 1, got "

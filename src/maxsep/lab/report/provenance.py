@@ -81,7 +81,7 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
         ("training time", format_seconds(seconds)),
     ]
     if images:
-        found.append(("training images seen", f"{images / 1e6:.1f} million"))
+        found.append(("training images seen", f"{images / 1e6:.1f} million" if images >= 1e6 else f"{images:,.0f}"))
     return tuple(found)
 
 
