@@ -22,6 +22,7 @@ from maxsep.checks import (
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
+from maxsep.ops.fused.householder import basis_factors
 from maxsep.ops.layer_node import linear_then
 from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.row_cross_entropy import HELD
@@ -86,12 +87,13 @@ def fused_cross_entropy(
 
 
 class _Layer(NamedTuple):
-    """What a head does, in numbers: radius * (P^T) (weight x + bias)."""
+    """What a head does, in numbers: radius * (P^T) (weight x + bias), P in one of two bases."""
 
     weight: Tensor
     bias: Tensor | None
     radius: float
     separate: bool
+    basis: str
 
     @property
     def in_features(self) -> int:
@@ -125,7 +127,8 @@ def _layer_of(head: nn.Module) -> _Layer:
         # a subclass with a forward of its own may compute anything
         if isinstance(head, kind) and type(head).forward is kind.forward:
             radius = 1.0 if isinstance(head, nn.Linear) else head.radius
-            return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead)
+            basis = getattr(head, "basis", "recursive")
+            return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead, basis)
     raise TypeError(
         f"head must be a MaxSeparationHead, PlainHead, ScaledHead or nn.Linear, got {type(head).__name__}. "
         "For other heads take F.cross_entropy(head(x), target), or fold the head first with maxsep.fold."
@@ -135,7 +138,8 @@ def _layer_of(head: nn.Module) -> _Layer:
 def _is_held(layer: _Layer, x: Tensor, adjustment: Tensor | None) -> bool:
     constant = adjustment is None or not adjustment.requires_grad
     size = x.shape[0] * layer.weight.shape[0] * x.element_size()
-    return layer.separate and constant and triton_scan.takes(x) and size <= HELD_BYTES
+    recursive = layer.separate and layer.basis == "recursive"
+    return recursive and constant and triton_scan.takes(x) and size <= HELD_BYTES
 
 
 def _loss(layer: _Layer, x: Tensor, labels: Tensor, options: _Options, chunk: int | None) -> Tensor:
@@ -151,8 +155,7 @@ def _loss(layer: _Layer, x: Tensor, labels: Tensor, options: _Options, chunk: in
 
 def _loss_of_logits(layer: _Layer, x: Tensor, labels: Tensor, options: _Options) -> Tensor:
     """Hold the logits: for transforms, to which a kernel has no derivative, and for no samples, which have no chunk."""
-    outputs = widened(F.linear(x, layer.weight.to(x.dtype)))
-    logits = separate(outputs, layer.radius) if layer.separate else outputs * layer.radius
+    logits = _behind(layer, widened(F.linear(x, layer.weight.to(x.dtype))))
     offset = _offset(layer, options.adjustment)
     return F.cross_entropy(
         logits if offset is None else logits + offset,
@@ -174,7 +177,7 @@ def _row_values(
     weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in given)
     nll, smooth = row_losses(
         x, layer.weight, labels, offset, weight,
-        radius=layer.radius, separate=layer.separate, smoothing=smoothing > 0, chunk=chunk,
+        radius=layer.radius, separate=layer.separate, basis=layer.basis, smoothing=smoothing > 0, chunk=chunk,
     )  # fmt: skip
     own = torch.ones_like(nll) if weight is None else weight[torch.where(is_class, labels, 0)]
     zero = torch.zeros((), dtype=nll.dtype, device=nll.device)
@@ -197,9 +200,18 @@ def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
 def _offset(layer: _Layer, adjustment: Tensor | None) -> Tensor | None:
     if layer.bias is None:
         return adjustment
-    bias = widened(layer.bias)
-    offset = separate(bias, layer.radius) if layer.separate else bias * layer.radius
+    offset = _behind(layer, widened(layer.bias))
     return offset if adjustment is None else offset + adjustment
+
+
+def _behind(layer: _Layer, outputs: Tensor) -> Tensor:
+    """Return logits of outputs, both in the last dimension; those of the Householder basis up to a common shift."""
+    if not layer.separate:
+        return outputs * layer.radius
+    if layer.basis == "recursive":
+        return separate(outputs, layer.radius)
+    scale, coefficient = basis_factors(layer.num_classes, layer.radius)
+    return torch.cat([outputs * scale, outputs.sum(-1, keepdim=True) * coefficient], -1)
 
 
 def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:

@@ -14,9 +14,13 @@ from torch import Tensor
 from maxsep.ops.dispatch import wide_dtype
 from maxsep.ops.fused import torch_form
 from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes, wave
+from maxsep.ops.fused.householder import LastClass, basis_factors, sum_of_rows
 from maxsep.ops.fused.logits_side import separated, unseparated_
 from maxsep.ops.fused.products import add_product, product
 from maxsep.ops.fused.state import RowState
+
+_Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Log-sum-exp, factor of the exponentials, and gradients of nll and smooth over C, (B,) each."""
 
 
 class Stream:
@@ -29,7 +33,7 @@ class Stream:
         class_weight: Of the smoothing term, (C,).
         target: Class indices, (B,).
         radius: Factor of all logits.
-        side: "plain" without P, "weight" or "logits" for what P is applied to.
+        side: "plain" without P, "weight" or "logits" for what P is applied to, "householder" for P of that basis.
         chunk: Classes at a time; 0 chooses from the memory.
         form: "torch" or "triton".
     """
@@ -54,10 +58,10 @@ class Stream:
         self.wide = wide_dtype(x)
         self.num_classes = weight.shape[0] + (side != "plain")
         self.grain = chunk if chunk and form == "torch" else GRAIN
-        # a plain weight is used as it lies unless it needs a factor or another precision
-        folds = side == "weight" or (side == "plain" and (radius != 1 or weight.dtype != x.dtype))
-        items = x.element_size(), weight.element_size()
-        self.sizes = Sizes(self.num_classes, x.shape[0], x.shape[1], *items, folds, self.steps.PAD)
+        self.streamed = self.num_classes - (side == "householder")  # classes that are gone through in chunks
+        self.scale = radius if side == "plain" else 1.0
+        if side == "householder":
+            self.scale, _ = basis_factors(self.num_classes, radius)
 
     @functools.cached_property
     def joins(self) -> bool:
@@ -65,18 +69,32 @@ class Stream:
         joins: bool = self.steps.joins(self.x, self.weight)
         return joins
 
+    @functools.cached_property
+    def outer_scale(self) -> float:
+        """Factor of the products that no kernel has in its epilogue; without one, copies of the weight have it."""
+        return 1.0 if self.joins else self.scale
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """What the bytes of a chunk follow from; a pass asks, tracing cannot: it depends on where tensors lie."""
+        x, weight = self.x, self.weight
+        # a weight that no matrix is applied to is used as it lies unless it needs a factor or another precision
+        copied = self.side != "logits" and (self.outer_scale != 1 or weight.dtype != x.dtype)
+        items = x.element_size(), weight.element_size()
+        return Sizes(self.streamed, x.shape[0], x.shape[1], *items, self.side == "weight" or copied, self.steps.PAD)
+
     def forward(self, smoothing: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return nll, smooth, log-sum-exp, (B,) each, and the carries for the second pass."""
         batch, like = len(self.x), self.x.new_empty(0, dtype=self.wide)
         state = RowState.empty(self.steps.parts(self.x) if self.joins else 1, batch, like, with_total=smoothing)
-        carries = self._block_carries()
+        carries = self._carries()
         along = []
         carry = like.new_zeros(batch)
         # a product that ends in the log-sum-exp writes no logits
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
         chunks = self._chunks(sizes)
         scratch = Scratch(sizes, chunks, None, self.x)
-        joined = self.steps.accumulating(self.x, self.target, state) if self.joins else None
+        joined = self.steps.accumulating(self.x, self.target, state, self.scale) if self.joins else None
         for start, stop in chunks:
             logits, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
@@ -90,6 +108,8 @@ class Stream:
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
             self.steps.accumulate(logits, *parts, self.target, start, state)
         lse, target_logit, total = state.merged()
+        if self.side == "householder":
+            lse, target_logit, total = self._last_class(carries).merged(lse, target_logit, total)
         smooth = torch.zeros_like(lse)
         if total is not None:
             smooth = lse * self._mean_weight() - total / self.num_classes
@@ -102,27 +122,43 @@ class Stream:
         u, v = _contiguous(u, v)
         a = u if v is None else u + v * self._mean_weight()
         factors = (lse, a, u, None if v is None else v / self.num_classes)
-        wants_x, wants_weight, wants_offset = wants
-        dx = torch.zeros(self.x.shape if wants_x else 0, dtype=self.wide, device=self.x.device)
-        # with P there is one row more than in the weight, cut off at the end
-        dw = self.weight.new_empty(self.num_classes if wants_weight else 0, self.sizes.width)
+        _, wants_weight, wants_offset = wants
         columns = lse.new_empty(self.num_classes if wants_offset else 0)
+        dx, row = self._start(factors, carries, wants, columns)
+        # on the sides of the recursive P there is one row more than in the weight, cut off at the end
+        dw = self.weight.new_empty(self.streamed if wants_weight else 0, self.x.shape[1])
         rounded = dx if dx.dtype == self.x.dtype else torch.empty_like(dx, dtype=self.x.dtype)
         # until the gradient of x is rounded into it, that memory serves the last chunks
         spare = None if rounded is dx else rounded
-        self._second_pass(factors, carries, wants, (dx, dw, columns), spare)
+        self._second_pass(factors, carries, wants, (dx, dw, columns), row, spare)
         if rounded is not dx:
             dx = rounded.copy_(dx)  # frees the wide sum before the adjoint takes memory
-        if wants_weight:
-            self._through_fold(dw)
+        if wants_weight and self.side == "weight":
+            self.steps.adjoint_(dw, self.radius, self.wide)
         return dx, dw[: len(self.weight)], columns
+
+    def _start(
+        self, factors: _Factors, carries: Tensor, wants: tuple[bool, bool, bool], columns: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what the sum of dx starts from, and what each row of dw does: the class that no chunk holds."""
+        wants_x, wants_weight, wants_offset = wants
+        nothing = torch.empty(0, dtype=self.wide, device=self.x.device)
+        if self.side != "householder":
+            return nothing.new_zeros(self.x.shape) if wants_x else nothing, None
+        last = self._last_class(carries)
+        g = last.gradient(*factors)
+        if wants_offset:
+            columns[-1] = g.sum()
+        row = last.for_rows(g).to(self.weight.dtype) if wants_weight else None
+        return last.for_features(g) if wants_x else nothing, row
 
     def _second_pass(
         self,
-        factors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        factors: _Factors,
         carries: Tensor,
         wants: tuple[bool, bool, bool],
         gradients: tuple[Tensor, Tensor, Tensor],
+        row: Tensor | None,
         spare: Tensor | None,
     ) -> None:
         """Write the gradients of x, of the weight that P is folded into, and of the offset; its scratch ends here."""
@@ -132,7 +168,7 @@ class Stream:
         lender = dw if wants_weight and self.form == "triton" else None
         chunks = self._chunks(sizes, last_first=True, borrows=lender is not None)
         scratch = Scratch(sizes, chunks, lender, x, spare)
-        joined = self.steps.differentiating(x, self.target, factors) if self.joins else None
+        joined = self.steps.differentiating(x, self.target, factors, self.scale) if self.joins else None
         for turn, (start, stop) in enumerate(chunks):
             g, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
@@ -152,7 +188,7 @@ class Stream:
             if wants_x:
                 add_product(dx, g, weight)
             if wants_weight:
-                product(g.T, x, dw[start : start + len(weight)])
+                product(g.T, x, dw[start : start + len(weight)], row, self.outer_scale)
 
     def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> Sequence[tuple[int, int]]:
         own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
@@ -169,7 +205,9 @@ class Stream:
         chunks = equal_chunks(sizes, min(own, most), self.grain, unit)
         return chunks[::-1] if last_first else chunks
 
-    def _block_carries(self) -> Tensor:
+    def _carries(self) -> Tensor:
+        if self.side == "householder":
+            return sum_of_rows(self.weight, self.wide)
         if self.side != "weight":
             return self.x.new_empty(0, dtype=self.wide)
         carries: Tensor = self.steps.block_carries(self.weight, self.radius, self.grain, self.wide)
@@ -179,7 +217,9 @@ class Stream:
         """Return a tensor of the shape that the carries have, for tracing."""
         like = self.x.new_empty(0, dtype=self.wide)
         if self.side == "weight":
-            return like.new_empty(-(-self.num_classes // self.grain), self.sizes.width)
+            return like.new_empty(-(-self.num_classes // self.grain), self.x.shape[1])
+        if self.side == "householder":
+            return like.new_empty(self.x.shape[1])
         return like.new_empty(len(self._chunks(self.sizes)), len(self.x)) if self.side == "logits" else like
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
@@ -190,7 +230,7 @@ class Stream:
         rows = self.weight[start:stop]
         if not self.sizes.folds:
             return rows if rows.dtype == self.x.dtype else rows.to(self.x.dtype)
-        return torch.mul(rows, self.radius, out=room)
+        return torch.mul(rows, self.outer_scale, out=room)
 
     def _products(self, weight: Tensor, out: Tensor) -> None:
         if len(weight) < out.shape[1]:  # the last class has no row of its own
@@ -204,11 +244,9 @@ class Stream:
     def _mean_weight(self) -> Tensor | float:
         return 1.0 if self.class_weight is None else self.class_weight.sum() / self.num_classes
 
-    def _through_fold(self, gradient: Tensor) -> None:
-        if self.side == "weight":
-            self.steps.adjoint_(gradient, self.radius, self.wide)
-        elif self.side == "plain" and self.radius != 1:
-            gradient.mul_(self.radius)
+    def _last_class(self, summed: Tensor) -> LastClass:
+        numbers = (self.num_classes, self.radius)
+        return LastClass(self.x, summed, *numbers, self.target, self.offset, self.class_weight)
 
 
 def _contiguous(*tensors: Any) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@ r"""Cross-entropy of every sample, streamed over chunks of classes: two passes, 
 
     z = x W'^T + offset,    nll = lse(z) - z_y,    smooth = mean_j w_j (lse(z) - z_j)
 
-W' is radius times the layer's weight, or radius * P^T of it. The first pass makes the log-sum-exp online; the second
+W' is radius times the layer's weight, or radius * P^T of it; with P in its Householder basis it is again the layer's
+weight, times another number, and one row that is treated apart. The first pass makes the log-sum-exp online; the second
 makes each chunk of logits again, turns it into the gradient in place, and adds it to those of x and W'. What reduces
 rows to a loss, and what makes the offset of bias and adjustment, is ordinary differentiable code outside.
 """
@@ -32,6 +33,7 @@ def row_losses(
     *,
     radius: float = 1.0,
     separate: bool = True,
+    basis: str = "recursive",
     smoothing: bool = False,
     chunk: int | None = None,
     form: str | None = None,
@@ -46,6 +48,7 @@ def row_losses(
         class_weight: Of the smoothing term, (C,), like offset.
         radius: Factor of all logits before the offset.
         separate: Whether P stands behind the layer.
+        basis: Of P, "recursive" or "householder", whose logits are meant up to a shift that a sample's classes share.
         smoothing: Whether `smooth` is wanted; it is zero otherwise.
         chunk: Classes at a time; chosen from the memory if left out.
         form: "torch" or "triton"; chosen if left out.
@@ -56,7 +59,9 @@ def row_losses(
     torch.Size([4])
     """
     side = "plain"
-    if separate:
+    if separate and basis == "householder":
+        side = "householder"
+    elif separate:
         side = "logits" if x.shape[0] < x.shape[1] else "weight"
     if form is None:
         form = "triton" if side != "logits" and _triton_suits(x, weight) else "torch"

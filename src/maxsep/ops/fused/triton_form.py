@@ -20,9 +20,10 @@ PAD = 8
 FORWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
 BACKWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
 """For an H200: 14,336 classes of 4,096 samples and 512 features take 100 us and 107 us (benchmarks/fused_tune.py)."""
-STREAM = {"ROWS": 16, "COLS": 32, "STAGES": 3, "num_warps": 1}
-"""Tiles that running sums go down the classes in: one warp scans one, and some are always on their way. On an H200 32
-columns are faster than 64 and 128; other rows are for benchmarks/fused_tune.py to time."""
+STREAM = {"ROWS": 32, "COLS": 64, "STAGES": 3, "num_warps": 1}
+"""Tiles that running sums go down the classes in: one warp scans one, and some are always on their way. For an H200:
+1,000,448 classes of 512 features take 308 us for the sums of blocks, 601 for the fold and 917 for the adjoint; tiles of
+16 x 32 take 447, 1,053 and 1,507 (benchmarks/fused_tune.py)."""
 ROW_GROUPS = 32
 """Partial sums of the gradient over samples, at most."""
 MOST_GROUPS = 65_535
@@ -109,8 +110,8 @@ def parts(x: Tensor) -> int:
     return max(1, _programs(x, FORWARD_TILE) // row_tiles)
 
 
-def accumulating(x: Tensor, target: Tensor, state: RowState) -> Callable[..., None]:
-    """Return what takes the logits of a chunk of classes, x folded^T, into the state without writing them.
+def accumulating(x: Tensor, target: Tensor, state: RowState, scale: float = 1.0) -> Callable[..., None]:
+    """Return what takes the logits of a chunk of classes, scale x folded^T, into the state without writing them.
 
     It is called with folded, offset and weight of the chunk and its first class. All that chunks share is made here:
     a launch is short enough for Python's part of it to count.
@@ -125,7 +126,7 @@ def accumulating(x: Tensor, target: Tensor, state: RowState) -> Callable[..., No
     def accumulate_product(folded: Tensor, offset: Tensor | None, weight: Tensor | None, start: int) -> None:
         launch(
             samples, classes(folded), offset, weight, target, state.most, state.sum, state.target, state.total,
-            start, folded.shape[0], batch, splits,
+            scale, start, folded.shape[0], batch, splits,
             OFFSET=offset is not None, WEIGHT=weight is not None, **options,
         )  # fmt: skip
 
@@ -133,9 +134,11 @@ def accumulating(x: Tensor, target: Tensor, state: RowState) -> Callable[..., No
 
 
 def differentiating(
-    x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None], scale: float = 1.0
 ) -> Callable[..., None]:
-    """Return what writes the gradient at a chunk of logits, x folded^T, and its sums over samples into `columns`.
+    """Return what writes the gradient at a chunk of x folded^T, and sums over samples of that at its logits.
+
+    The logits are scale x folded^T, so the first is scale times the second, whose sums go into `columns`.
 
     It is called with folded, the room for the gradient, offset and weight of the chunk, its first class and `columns`.
     """
@@ -154,7 +157,7 @@ def differentiating(
         partial = None if columns is None else columns.new_empty(row_tiles, size)
         products.gradient_product[(row_tiles * splits,)](
             samples, classes(folded), gradients(out), offset, weight, target, lse, a, u, v, partial,
-            start, size, batch, splits,
+            scale, start, size, batch, splits,
             OFFSET=offset is not None, WEIGHT=weight is not None, COLUMNS=columns is not None, **options,
         )  # fmt: skip
         if columns is not None and partial is not None:
