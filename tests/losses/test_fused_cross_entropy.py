@@ -1,6 +1,7 @@
 """The fused loss is F.cross_entropy of the head's logits, in value and every gradient, for every option."""
 
 import copy
+import math
 import sys
 
 import pytest
@@ -14,12 +15,22 @@ from maxsep import MaxSeparationHead, heads
 from maxsep.losses import LogitAdjustedLoss, fused_cross_entropy
 from maxsep.ops import padding
 
+
+def householder_head(width, num_classes, bias):
+    head = MaxSeparationHead(width, num_classes, 0.7, bias)
+    head.basis = "householder"
+    return head
+
+
 HEADS = {
     "maxsep": lambda d, c, bias: MaxSeparationHead(d, c, 0.7, bias),
+    "householder": householder_head,
     "plain": lambda d, c, bias: heads.PlainHead(d, c, bias=bias),
     "scaled": lambda d, c, bias: heads.ScaledHead(d, c, 0.3, bias),
     "linear": lambda d, c, bias: nn.Linear(d, c, bias),
 }
+
+both_bases = pytest.mark.parametrize("name", ["maxsep", "householder"])
 
 
 def problem(name, num_classes, batch=6, width=5, bias=True, dtype=torch.float64, seed=0):
@@ -29,8 +40,19 @@ def problem(name, num_classes, batch=6, width=5, bias=True, dtype=torch.float64,
     return head, x, torch.randint(num_classes, (batch,))
 
 
+def logits_of(head, x):
+    """The head's logits; those of the Householder basis by the dense matrix."""
+    if getattr(head, "basis", "recursive") == "recursive":
+        return head(x)
+    z = F.linear(x, head.weight, head.bias)
+    k, root = z.shape[-1], math.sqrt(z.shape[-1] + 1)
+    last = torch.full((k, 1), -1 / root, dtype=z.dtype)
+    matrix = torch.cat([torch.eye(k, dtype=z.dtype) - 1 / (root**2 + root), last], 1)
+    return head.radius * root / math.sqrt(k) * (z @ matrix)
+
+
 def unfused(head, x, target, adjustment=None, **options):
-    logits = head(x)
+    logits = logits_of(head, x)
     return F.cross_entropy(logits if adjustment is None else logits + adjustment, target, **options)
 
 
@@ -87,8 +109,9 @@ def test_more_classes_than_a_chunk_chosen_from_memory(name):
     assert_same(*problem(name, 1_030, batch=3, width=40))
 
 
-def test_ignored_rows_do_not_count():
-    head, x, target = problem("maxsep", 9)
+@both_bases
+def test_ignored_rows_do_not_count(name):
+    head, x, target = problem(name, 9)
     target[::2] = -100
     assert_same(head, x, target)
     assert_same(head, x, target, label_smoothing=0.2, weight=torch.rand(9, dtype=torch.float64))
@@ -96,9 +119,10 @@ def test_ignored_rows_do_not_count():
     assert (gradient[::2] == 0).all()
 
 
+@both_bases
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_a_batch_of_ignored_samples(label_smoothing):
-    head, x, target = problem("maxsep", 9)
+def test_a_batch_of_ignored_samples(label_smoothing, name):
+    head, x, target = problem(name, 9)
     target[:] = -100
     for reduction in ("sum", "none"):
         assert_same(head, x, target, reduction=reduction, label_smoothing=label_smoothing)
@@ -109,34 +133,40 @@ def test_a_batch_of_ignored_samples(label_smoothing):
         assert (gradient == 0).all()
 
 
-def test_class_weights_of_zero():
-    head, x, target = problem("maxsep", 9)
-    weight = torch.tensor([0.0, 1, 0, 2, 0, 1, 3, 0, 1], dtype=torch.float64)
-    target[:3] = torch.tensor([0, 1, 2])
+@both_bases
+@pytest.mark.parametrize("last", [1, 0])
+def test_class_weights_of_zero(name, last):
+    head, x, target = problem(name, 9)
+    weight = torch.tensor([0.0, 1, 0, 2, 0, 1, 3, 0, last], dtype=torch.float64)
+    target[:3] = torch.tensor([0, 1, 8])
     for label_smoothing in (0.0, 0.3):
         assert_same(head, x, target, weight=weight, label_smoothing=label_smoothing)
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e3, 1e6])
-@pytest.mark.parametrize("name", ["maxsep", "linear"])
+@pytest.mark.parametrize("name", ["maxsep", "householder", "linear"])
 def test_extreme_logits(size, name):
     head, x, target = problem(name, 50)
     assert_same(head, (x.detach() * size).requires_grad_(), target, chunk_size=7)
 
 
-def test_extreme_logits_in_float32_stay_finite():
-    head, x, target = problem("maxsep", 50, dtype=torch.float32)
+@both_bases
+def test_extreme_logits_in_float32_stay_finite(name):
+    head, x, target = problem(name, 50, dtype=torch.float32)
     loss = fused_cross_entropy(head, x * 1e6, target, chunk_size=7)
     assert loss.isfinite()
     assert all(gradient.isfinite().all() for gradient in derivatives(loss, [x, *head.parameters()]))
 
 
-def test_classes_that_an_adjustment_rules_out():
-    head, x, target = problem("maxsep", 9)
+@both_bases
+@pytest.mark.parametrize("last", [0.0, -torch.inf])
+def test_classes_that_an_adjustment_rules_out(name, last):
+    head, x, target = problem(name, 9)
     adjustment = torch.zeros(9, dtype=torch.float64)
     adjustment[:4] = -torch.inf
+    adjustment[8] = last
     for chunk_size in (None, 2, 3):  # the first chunk has nothing but -inf
-        assert_same(head, x, target.clamp(min=4), chunk_size, adjustment=adjustment)
+        assert_same(head, x, target.clamp(4, 7), chunk_size, adjustment=adjustment)
     assert fused_cross_entropy(head, x, torch.zeros_like(target), adjustment=adjustment).isposinf()
 
 
@@ -149,8 +179,9 @@ def test_an_adjustment_of_log_priors_is_logit_adjustment():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_an_empty_batch(reduction):
-    head, x, target = problem("maxsep", 9, batch=0)
+@both_bases
+def test_an_empty_batch(reduction, name):
+    head, x, target = problem(name, 9, batch=0)
     adjustment = torch.zeros(9, dtype=x.dtype, requires_grad=True)
     fused = fused_cross_entropy(head, x, target, reduction=reduction, adjustment=adjustment)
     exact = unfused(head, x, target, reduction=reduction)
@@ -159,12 +190,13 @@ def test_an_empty_batch(reduction):
         assert (gradient == 0).all()  # and none is missing, which DDP would wait for
 
 
-def test_samples_in_any_shape():
-    head, x, _ = problem("maxsep", 9)
+@both_bases
+def test_samples_in_any_shape(name):
+    head, x, _ = problem(name, 9)
     x = x.detach().view(2, 3, 5).transpose(0, 1)
     target = torch.randint(9, (3, 2))
     rows = fused_cross_entropy(head, x, target, reduction="none")
-    expected = F.cross_entropy(head(x).flatten(0, 1), target.flatten(), reduction="none").view(3, 2)
+    expected = F.cross_entropy(logits_of(head, x).flatten(0, 1), target.flatten(), reduction="none").view(3, 2)
     torch.testing.assert_close(rows, expected)
     single = fused_cross_entropy(head, x[0, 0], target[0, 0])
     torch.testing.assert_close(single, expected[0, 0])
@@ -174,30 +206,34 @@ def test_samples_in_any_shape():
     "wanted", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)]
 )
 @pytest.mark.parametrize("shape", [(6, 5), (3, 8)])
-def test_gradients_only_where_they_are_wanted(wanted, shape):
-    head, x, target = problem("maxsep", 30, *shape)
+@both_bases
+def test_gradients_only_where_they_are_wanted(wanted, shape, name):
+    head, x, target = problem(name, 30, *shape)
     for leaf, wants in zip((x, head.weight, head.bias), wanted, strict=True):
         leaf.requires_grad_(wants)
     assert_same(head, x, target, chunk_size=8, label_smoothing=0.1)
 
 
-def test_without_gradients():
-    head, x, target = problem("maxsep", 30)
+@both_bases
+def test_without_gradients(name):
+    head, x, target = problem(name, 30)
     with torch.no_grad():
         loss = fused_cross_entropy(head, x, target)
     assert not loss.requires_grad
     torch.testing.assert_close(loss, unfused(head, x, target).detach())
 
 
-def test_backward_twice_through_a_retained_graph():
-    head, x, target = problem("maxsep", 300, batch=20)
+@both_bases
+def test_backward_twice_through_a_retained_graph(name):
+    head, x, target = problem(name, 300, batch=20)
     loss = fused_cross_entropy(head, x, target)
     first = torch.autograd.grad(loss, head.weight, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(loss, head.weight)[0], first, atol=0, rtol=0)
 
 
-def test_no_second_derivatives():
-    head, x, target = problem("maxsep", 9)
+@both_bases
+def test_no_second_derivatives(name):
+    head, x, target = problem(name, 9)
     (gradient,) = torch.autograd.grad(fused_cross_entropy(head, x, target), x, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):
         gradient.sum().backward()
@@ -205,8 +241,9 @@ def test_no_second_derivatives():
 
 @pytest.mark.parametrize("batch", [4, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_sums_in_float32(dtype, batch):
-    head, x, target = problem("maxsep", 200, batch=batch, width=16, dtype=torch.float32)
+@both_bases
+def test_half_precision_sums_in_float32(dtype, batch, name):
+    head, x, target = problem(name, 200, batch=batch, width=16, dtype=torch.float32)
     head, rounded = head.to(dtype), x.detach().to(dtype).requires_grad_()
     loss = fused_cross_entropy(head, rounded, target)
     gradients = derivatives(loss, [rounded, *head.parameters()])
@@ -219,10 +256,12 @@ def test_half_precision_sums_in_float32(dtype, batch):
         assert (ours.double() - theirs).norm() < 0.02 * theirs.norm()
 
 
-def test_autocast():
-    head, x, target = problem("maxsep", 200, batch=40, width=16, dtype=torch.float32)
+@both_bases
+def test_autocast(name):
+    head, x, target = problem(name, 200, batch=40, width=16, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fused, exact = fused_cross_entropy(head, x, target), unfused(head, x, target)
+        fused = fused_cross_entropy(head, x, target)
+    exact = unfused(head, x, target)
     assert fused.dtype == torch.float32
     torch.testing.assert_close(fused, exact, rtol=5e-3, atol=5e-3)
     leaves = [x, *head.parameters()]
@@ -231,8 +270,9 @@ def test_autocast():
         assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
-def test_compiled_without_graph_breaks():
-    head, x, target = problem("maxsep", 30, dtype=torch.float32)
+@both_bases
+def test_compiled_without_graph_breaks(name):
+    head, x, target = problem(name, 30, dtype=torch.float32)
 
     def step(x):
         return fused_cross_entropy(head, x.tanh(), target, label_smoothing=0.1, chunk_size=8)
@@ -254,7 +294,9 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("way", ["chunks", "held"])
-@pytest.mark.parametrize(("name", "compiled"), [*((name, False) for name in HEADS), ("maxsep", True)])
+@pytest.mark.parametrize(
+    ("name", "compiled"), [*((name, False) for name in HEADS), ("maxsep", True), ("householder", True)]
+)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(request, transform, name, compiled, way):
     torch.compiler.reset()
@@ -341,6 +383,7 @@ def test_held_outputs_are_padded_for_tensor_cores(held, monkeypatch, compiled):
         ("maxsep", {"chunk_size": 300}),
         ("maxsep", {"adjustment": torch.zeros(30, requires_grad=True)}),
         ("linear", {}),
+        ("householder", {}),
         ("maxsep", {}),
     ],
 )

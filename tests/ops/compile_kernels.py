@@ -125,24 +125,26 @@ def losses():
 
 
 def streams():
-    for dtype, num_classes, batch, width, separate in (
-        (torch.bfloat16, 5_000, 256, 128, True),
-        (torch.bfloat16, 5_000, 256, 128, False),
-        (torch.float32, 300, 20, 5, False),
-        (torch.float16, 2, 1, 1, True),
+    for dtype, num_classes, batch, width, kind, full in (
+        (torch.bfloat16, 5_000, 256, 128, "", True),
+        (torch.bfloat16, 5_000, 256, 128, ", plain", False),
+        (torch.bfloat16, 5_000, 256, 128, ", householder", False),
+        (torch.bfloat16, 5_001, 256, 128, ", householder", True),
+        (torch.float32, 300, 20, 5, ", plain", False),
+        (torch.float16, 2, 1, 1, "", True),
     ):
+        separate = kind != ", plain"
         x = torch.randn(batch, width).to(dtype).requires_grad_()
         weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
-        offset, shares = (
-            (torch.ones(num_classes, requires_grad=True), torch.ones(num_classes)) if separate else (None,) * 2
-        )
-        options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": separate, "form": "triton"}
+        offset, shares = (torch.ones(num_classes, requires_grad=True), torch.ones(num_classes)) if full else (None,) * 2
+        options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": full, "form": "triton"}
+        options["basis"] = "householder" if "householder" in kind else "recursive"
 
         def both(x=x, weight=weight, offset=offset, shares=shares, options=options):
             nll, smooth = row_losses(x, weight, torch.zeros(len(x), dtype=torch.int64), offset, shares, **options)
             (nll.sum() + smooth.sum()).backward()
 
-        yield f"stream, {num_classes} classes, {dtype}{'' if separate else ', plain'}", both
+        yield f"stream, {num_classes} classes, {dtype}{kind}", both
 
 
 if __name__ == "__main__":

@@ -51,12 +51,16 @@ def test_a_layer_is_padded_by_one_launch_in_wide_words(found, shape):
     assert launch["stack"] == 0
 
 
-@pytest.mark.parametrize("which", ["", ", plain"])
-def test_half_precision_products_use_the_matrix_units_without_waiting(found, which):
-    launches = found[f"stream, 5000 classes, torch.bfloat16{which}"]
+STREAMED = [(5000, ""), (5000, ", plain"), (5000, ", householder"), (5001, ", householder")]
+
+
+@pytest.mark.parametrize(("num_classes", "which"), STREAMED)
+def test_half_precision_products_use_the_matrix_units_without_waiting(found, num_classes, which):
+    launches = found[f"stream, {num_classes} classes, torch.bfloat16{which}"]
     products = [launch for launch in launches if launch["wgmma"]]
     assert {launch["kernel"] for launch in products} == {"accumulate_product", "gradient_product"}
     assert all(launch["products ahead"] and launch["copies ahead"] for launch in products)
+    assert which == "" or products == launches  # nothing is folded, nothing taken back
 
 
 def test_running_sums_load_ahead_in_wide_words(found):

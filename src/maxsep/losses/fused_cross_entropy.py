@@ -49,9 +49,11 @@ def fused_cross_entropy(
     """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients without the logits in memory.
 
     It goes through the classes in chunks. Memory beside the weight, the features and their gradients is a few percent
-    of these, for any batch and any number of classes; the price is that the logits are computed twice. On CUDA, a
-    `MaxSeparationHead` whose outputs take at most 64 MiB holds these instead, and reads them once each way. Sums are
-    made in float32, float64 for float64, and the loss is in that precision.
+    of these, for any batch and any number of classes: at most a twentieth without a bias, which takes three numbers in
+    float32 per class more, and for a chunk of classes one per 128 samples. The price is that the logits are computed
+    twice. On CUDA, a `MaxSeparationHead` in its recursive basis whose outputs take at most 64 MiB holds these instead,
+    and reads them once each way. In its Householder basis the loss costs what that of a plain layer costs. Sums are made
+    in float32, float64 for float64, and the loss is in that precision.
 
     Args:
         head: A `MaxSeparationHead`, a `PlainHead`, a `ScaledHead` or an `nn.Linear`.
@@ -138,7 +140,7 @@ def _layer_of(head: nn.Module) -> _Layer:
 def _is_held(layer: _Layer, x: Tensor, adjustment: Tensor | None) -> bool:
     constant = adjustment is None or not adjustment.requires_grad
     size = x.shape[0] * layer.weight.shape[0] * x.element_size()
-    recursive = layer.separate and layer.basis == "recursive"
+    recursive = layer.separate and layer.basis != "householder"
     return recursive and constant and triton_scan.takes(x) and size <= HELD_BYTES
 
 
@@ -208,7 +210,7 @@ def _behind(layer: _Layer, outputs: Tensor) -> Tensor:
     """Return logits of outputs, both in the last dimension; those of the Householder basis up to a common shift."""
     if not layer.separate:
         return outputs * layer.radius
-    if layer.basis == "recursive":
+    if layer.basis != "householder":
         return separate(outputs, layer.radius)
     scale, coefficient = basis_factors(layer.num_classes, layer.radius)
     return torch.cat([outputs * scale, outputs.sum(-1, keepdim=True) * coefficient], -1)

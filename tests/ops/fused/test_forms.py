@@ -1,7 +1,11 @@
 """The kernels, in Triton's interpreter, compute what the plain form does, and that what the dense matrix does."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from maxsep.ops.fused import chunks, passes, row_losses
 from maxsep.simplex import simplex
@@ -10,44 +14,65 @@ triton_form = pytest.importorskip("maxsep.ops.fused.triton_form", reason="no Tri
 cuda = torch.cuda.is_available()
 
 
-def derivatives(form, num_classes, batch, width, separate=True, full=True, chunk=None, dtype=torch.float32):
+def matrix_of(basis, num_classes, dtype):
+    if basis == "none":
+        return torch.eye(num_classes, dtype=dtype)
+    if basis == "recursive":
+        return simplex(num_classes, dtype=dtype)
+    k, root = num_classes - 1, math.sqrt(num_classes)
+    reflected = torch.eye(k, dtype=dtype) - 1 / (num_classes + root)
+    return math.sqrt(num_classes / k) * torch.cat([reflected, torch.full((k, 1), -1 / root, dtype=dtype)], 1)
+
+
+def derivatives(
+    form, num_classes, batch, width, basis="recursive", full=True, chunk=None, dtype=torch.float32, radius=0.7
+):
     torch.manual_seed(0)
-    x = torch.randn(batch, width, dtype=dtype, requires_grad=True)
-    weight = torch.randn(num_classes - separate, width, dtype=dtype, requires_grad=True)
+    separate = basis != "none"
+    x = torch.randn(batch, width).to(dtype).requires_grad_()  # the same numbers in every precision
+    weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
     target = torch.randint(num_classes, (batch,))
-    offset = torch.randn(num_classes, dtype=dtype, requires_grad=True) if full else None
-    shares = torch.rand(num_classes, dtype=dtype) if full else None
-    u, v = torch.randn(2, batch, dtype=dtype)
+    target[0] = num_classes - 1
+    offset = torch.randn(num_classes).to(dtype).requires_grad_() if full else None
+    shares = torch.rand(num_classes).to(dtype) if full else None
+    u, v = torch.randn(2, batch).to(dtype)
     leaves = [leaf for leaf in (x, weight, offset) if leaf is not None]
     if form == "dense":
-        matrix = 0.7 * (simplex(num_classes, dtype=dtype) if separate else torch.eye(num_classes, dtype=dtype))
+        matrix = radius * matrix_of(basis, num_classes, dtype)
         log_p = (x @ weight.T @ matrix + (offset if full else 0)).log_softmax(1)
         nll, smooth = -log_p.gather(1, target[:, None])[:, 0], -(log_p * (shares if full else 0)).sum(1) / num_classes
     else:
         nll, smooth = row_losses(
-            x, weight, target, offset, shares, radius=0.7, separate=separate, smoothing=full, chunk=chunk, form=form
-        )
+            x, weight, target, offset, shares,
+            radius=radius, separate=separate, basis=basis, smoothing=full, chunk=chunk, form=form,
+        )  # fmt: skip
     value = (u * nll).sum() + (v * smooth).sum()
     return [value, *torch.autograd.grad(value, leaves)]
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 @pytest.mark.parametrize(
-    ("num_classes", "batch", "width", "separate", "full", "chunk"),
+    ("num_classes", "batch", "width", "basis", "full", "chunk"),
     [
-        (2, 5, 3, True, True, None),
-        (300, 20, 3, True, False, None),
-        (700, 40, 5, True, True, 256),
-        (700, 9, 5, False, True, 512),
-        (270, 130, 70, True, True, 256),
-        (2, 5, 4, True, True, None),  # from here on the product is part of the kernel
-        (300, 20, 8, True, False, None),
-        (603, 140, 68, True, True, 256),
-        (603, 40, 8, False, True, 512),
+        (2, 5, 3, "recursive", True, None),
+        (300, 20, 3, "recursive", False, None),
+        (700, 40, 5, "recursive", True, 256),
+        (700, 9, 5, "none", True, 512),
+        (270, 130, 70, "recursive", True, 256),
+        (2, 5, 3, "householder", True, None),
+        (700, 3, 5, "householder", True, 256),
+        (2, 5, 4, "recursive", True, None),  # from here on the product is part of the kernel
+        (300, 20, 8, "recursive", False, None),
+        (603, 140, 68, "recursive", True, 256),
+        (603, 40, 8, "none", True, 512),
+        (603, 40, 8, "none", False, 512),
+        (2, 5, 4, "householder", True, None),
+        (258, 3, 8, "householder", False, None),
+        (603, 140, 68, "householder", True, 256),
     ],
 )
-def test_kernels(num_classes, batch, width, separate, full, chunk):
-    size = (num_classes, batch, width, separate, full, chunk)
+def test_kernels(num_classes, batch, width, basis, full, chunk):
+    size = (num_classes, batch, width, basis, full, chunk)
     for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
@@ -58,7 +83,7 @@ def test_other_tiles(cols, monkeypatch):
     for name in ("FORWARD_TILE", "BACKWARD_TILE"):
         monkeypatch.setattr(triton_form, name, getattr(triton_form, name) | {"COLS": cols})
     monkeypatch.setattr(triton_form, "STREAM", triton_form.STREAM | {"ROWS": cols // 4, "COLS": cols // 4})
-    size = (603, 140, 8, True, True, 512)
+    size = (603, 140, 8, "recursive", True, 512)
     for ours, theirs in zip(derivatives("triton", *size), derivatives("dense", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
@@ -66,7 +91,7 @@ def test_other_tiles(cols, monkeypatch):
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 def test_programs_take_several_tiles_where_a_launch_has_too_few(monkeypatch):
     monkeypatch.setattr(triton_form, "MOST_GROUPS", 2)
-    size = (300, 70, 3, True, False, None)
+    size = (300, 70, 3, "recursive", False, None)
     for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
@@ -85,6 +110,51 @@ def test_two_million_samples_are_no_more_programs_than_cuda_takes(monkeypatch):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@given(
+    num_classes=st.integers(2, 300),
+    batch=st.integers(1, 20),
+    width=st.integers(1, 3).map(lambda units: 4 * units),
+    basis=st.sampled_from(["none", "householder"]),
+    full=st.booleans(),
+    radius=st.sampled_from([0.01, 1.0, 3.0]),
+)
+@settings(max_examples=20)
+def test_kernels_with_a_factor_of_any_size(num_classes, batch, width, basis, full, radius):
+    size = (num_classes, batch, width, basis, full, None)
+    exact = derivatives("dense", *size, torch.float64, radius)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FORWARD_TILE", "BACKWARD_TILE"):
+            patch.setattr(triton_form, name, getattr(triton_form, name) | {"ROWS": 16, "COLS": 64, "INNER": 16})
+        found = derivatives("triton", *size, torch.float32, radius)
+    for ours, theirs in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=3e-5, rtol=3e-5)
+    for ours, theirs in zip(derivatives("torch", *size, torch.float64, radius), exact, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["none", "householder"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_where_kernels_have_the_factor_the_weight_is_used_as_it_lies(basis, mixed, monkeypatch):
+    seen = []
+
+    class Noted(chunks.Scratch):
+        def __init__(self, sizes, *given):
+            super().__init__(sizes, *given)
+            seen.append(sizes.folds)
+
+    monkeypatch.setattr(passes, "Scratch", Noted)
+    x, weight = torch.randn(20, 8), torch.randn(599, 8, requires_grad=True)
+    options = {"radius": 0.5, "separate": basis != "none", "basis": basis, "form": "triton"}
+    nll, _ = row_losses(x.half() if mixed else x, weight, torch.arange(20), **options)
+    nll.sum().backward()
+    assert seen == [mixed, mixed]  # a copy in the precision of the products is made, one for the factor is not
+    unaligned = torch.randn(20, 7)
+    row_losses(unaligned, weight[:, :7], torch.arange(20), **options)
+    assert seen[-1]
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 def test_a_large_offset_is_no_matter_of_samples_that_are_not_there():
     torch.manual_seed(0)
     x, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
@@ -98,13 +168,13 @@ def test_a_large_offset_is_no_matter_of_samples_that_are_not_there():
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("basis", ["recursive", "none", "householder"])
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("batch", "width"), [(3, 8), (8, 3)], ids=["logits side", "weight side"])
 @pytest.mark.parametrize(("num_classes", "chunk"), [(2, None), (3, 1), (50, 7), (600, None), (601, 100), (2_000, None)])
-def test_plain_form(num_classes, chunk, batch, width, separate, full, monkeypatch):
+def test_plain_form(num_classes, chunk, batch, width, basis, full, monkeypatch):
     monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 14)
-    size = (num_classes, batch, width, separate, full, chunk, torch.float64)
+    size = (num_classes, batch, width, basis, full, chunk, torch.float64)
     for ours, theirs in zip(derivatives("torch", *size), derivatives("dense", *size), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -113,19 +183,20 @@ def test_torch_registers_it_well():
     torch.manual_seed(0)
     x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(8, 3, requires_grad=True)
     target, offset = torch.tensor([0, 8, 3, 3]), torch.randn(9, requires_grad=True)
-    for side in ("weight", "logits"):
+    for side in ("weight", "logits", "householder"):
         torch.library.opcheck(
             torch.ops.maxsep.row_losses.default, (x, weight, target, offset, None, 0.5, side, 4, "torch", True)
         )
 
 
+@pytest.mark.parametrize("basis", ["recursive", "householder"])
 @pytest.mark.parametrize("which", [0, 1], ids=["nll", "smooth"])
-def test_either_loss_alone(which):
+def test_either_loss_alone(which, basis):
     torch.manual_seed(0)
     x, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((6, 3), (8, 3)))
     target = torch.tensor([0, 8, 3, 3, 1, 7])
-    ours = row_losses(x, weight, target, smoothing=True)[which].sum()
-    log_p = (x @ weight.T @ simplex(9, dtype=torch.float64)).log_softmax(1)
+    ours = row_losses(x, weight, target, basis=basis, smoothing=True)[which].sum()
+    log_p = (x @ weight.T @ matrix_of(basis, 9, torch.float64)).log_softmax(1)
     exact = -(log_p.mean(1) if which else log_p.gather(1, target[:, None])[:, 0]).sum()
     gradients = (torch.autograd.grad(value, (x, weight)) for value in (ours, exact))
     for mine, theirs in zip(*gradients, strict=True):
@@ -133,20 +204,22 @@ def test_either_loss_alone(which):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["recursive", "householder"])
 @pytest.mark.parametrize("width", [8, 6], ids=["in the product", "by rows"])
-def test_chunks_whose_logits_lie_in_the_gradient(width, monkeypatch):
+def test_chunks_whose_logits_lie_in_the_gradient(width, basis, monkeypatch):
     monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
     taken = []
     monkeypatch.setattr(chunks.Scratch, "_fits", spied(chunks.Scratch._fits, taken))
-    size = (2_101, 16, width, True, True)
+    size = (2_101, 16, width, basis, True)
     for ours, theirs in zip(derivatives("triton", *size), derivatives("torch", *size), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     assert set(taken) == {True, False}  # some chunks borrow, the last ones have scratch of their own
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["recursive", "householder"])
 @pytest.mark.parametrize("full", [True, False])
-def test_half_precision_with_scratch_in_the_rounded_gradient(full, monkeypatch):
+def test_half_precision_with_scratch_in_the_rounded_gradient(full, basis, monkeypatch):
     monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
     monkeypatch.setattr(passes, "GRAIN", 32)
     spares = []
@@ -163,10 +236,10 @@ def test_half_precision_with_scratch_in_the_rounded_gradient(full, monkeypatch):
     target, u = torch.randint(1000, (64,)), torch.rand(64)
     offset = torch.randn(1000) if full else None
     leaves = [leaf.requires_grad_() for leaf in (x, weight, offset) if leaf is not None]
-    nll, _ = row_losses(x, weight, target, offset, form="triton")
+    nll, _ = row_losses(x, weight, target, offset, basis=basis, form="triton")
     found = torch.autograd.grad((u * nll).sum(), leaves)
     assert spares == [False, True]
-    logits = x.double() @ weight.double().T @ simplex(1000, dtype=torch.float64) + (offset if full else 0)
+    logits = x.double() @ weight.double().T @ matrix_of(basis, 1000, torch.float64) + (offset if full else 0)
     exact = torch.autograd.grad((u * torch.nn.functional.cross_entropy(logits, target, reduction="none")).sum(), leaves)
     for ours, theirs in zip(found, exact, strict=True):
         assert (ours.double() - theirs.double()).norm() < 2e-3 * theirs.double().norm()

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops.fused import passes, row_losses, torch_form
+from maxsep.ops.fused.chunks import OWN_LEAST
+from maxsep.ops.fused.householder import sum_of_rows
 
 
 class LargestTensor(TorchDispatchMode):
@@ -27,14 +29,20 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.fixture(params=["recursive", "householder"])
+def basis(request):
+    return request.param
+
+
 @pytest.mark.parametrize(("batch", "width"), [(64, 32), (32, 64)], ids=["weight side", "logits side"])
-def test_no_tensor_is_larger_than_the_gradient(batch, width):
+def test_no_tensor_is_larger_than_the_gradient(batch, width, basis):
     head = MaxSeparationHead(width, 20_000, bias=False)
+    head.basis = basis
     x, target = torch.randn(batch, width, requires_grad=True), torch.randint(20_000, (batch,))
     row = width * 4
     with LargestTensor() as seen:
         fused_cross_entropy(head, x, target).backward()
-    assert seen.most <= head.weight.nbytes + row
+    assert seen.most <= head.weight.nbytes + (row if basis == "recursive" else 0)
     with LargestTensor() as seen:
         torch.nn.functional.cross_entropy(head(x), target)
     assert seen.most >= 20_000 * batch * 4  # the test would notice
@@ -55,8 +63,9 @@ def peak(step):
 
 @pytest.mark.parametrize(("batch", "width"), [(64, 32), (48, 64)], ids=["weight side", "logits side"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_all_that_is_held_at_once(batch, width, bias):
+def test_all_that_is_held_at_once(batch, width, bias, basis):
     head = MaxSeparationHead(width, 100_000, bias=bias)
+    head.basis = basis
     x, target = torch.randn(batch, width, requires_grad=True), torch.randint(100_000, (batch,))
     own = head.weight.nbytes + x.nbytes
     taken = peak(lambda: fused_cross_entropy(head, x, target).backward())
@@ -79,6 +88,23 @@ def test_carries_have_no_gradient_in_memory():
     taken = allocations(lambda: row_losses(x, weight, target)[0].sum().backward())
     assert weight.nbytes < max(taken)
     assert carries not in taken  # those of the forward pass were cut from one block more
+
+
+def test_the_sum_of_rows_makes_no_wide_copy_of_the_weight():
+    weight = torch.ones(100_000, 16, dtype=torch.bfloat16)
+    assert max(allocations(lambda: sum_of_rows(weight, torch.float32))) < weight.nbytes / 8
+    assert max(allocations(lambda: weight.sum(0, dtype=torch.float32))) > weight.nbytes  # the test notices
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda has the compiled kernels")
+def test_joined_kernels_take_nothing_of_the_weights_size_beside_its_gradient():
+    pytest.importorskip("triton", reason="no Triton for this platform")
+    x, weight, target = problem(10_000, 32, 32, torch.float32)
+    options = {"separate": True, "basis": "householder", "form": "triton"}
+    taken = allocations(lambda: row_losses(x, weight, target, **options)[0].sum().backward())
+    large = [size for size in taken if size > 0.05 * weight.nbytes]
+    assert large.count(weight.nbytes) == 1
+    assert max(size for size in large if size != weight.nbytes) <= OWN_LEAST["cpu"]  # the scratch of the last chunks
 
 
 def test_the_wide_sum_is_gone_before_the_adjoint(monkeypatch):

@@ -93,7 +93,7 @@ def test_a_batch_of_gradients():
 
 
 @pytest.mark.parametrize("wants", [[True, True, True], [False, True, False]])
-@pytest.mark.parametrize("side", ["weight", "logits"])
+@pytest.mark.parametrize("side", ["weight", "logits", "householder"])
 def test_a_compiler_is_told_how_results_lie(wants, side):
     x, weight, *rest = problem()
     layer = [x.detach().T.contiguous().T, weight.detach().T.contiguous().T, *(t.detach() for t in rest)]

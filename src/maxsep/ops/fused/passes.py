@@ -131,6 +131,8 @@ class Stream:
         # until the gradient of x is rounded into it, that memory serves the last chunks
         spare = None if rounded is dx else rounded
         self._second_pass(factors, carries, wants, (dx, dw, columns), row, spare)
+        if wants_offset and self.joins and self.scale != 1:
+            columns[: self.streamed] /= self.scale  # the offset comes after the factor
         if rounded is not dx:
             dx = rounded.copy_(dx)  # frees the wide sum before the adjoint takes memory
         if wants_weight and self.side == "weight":

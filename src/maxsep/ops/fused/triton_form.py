@@ -136,9 +136,9 @@ def accumulating(x: Tensor, target: Tensor, state: RowState, scale: float = 1.0)
 def differentiating(
     x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None], scale: float = 1.0
 ) -> Callable[..., None]:
-    """Return what writes the gradient at a chunk of x folded^T, and sums over samples of that at its logits.
+    """Return what writes the gradient at a chunk of x folded^T, and its sums over samples into `columns`.
 
-    The logits are scale x folded^T, so the first is scale times the second, whose sums go into `columns`.
+    The logits are scale x folded^T, so it is scale times the gradient at these.
 
     It is called with folded, the room for the gradient, offset and weight of the chunk, its first class and `columns`.
     """

@@ -68,7 +68,7 @@ def gradient_product(
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Write scale g of g = a exp(z - lse) - u [j = y] - v w_j: the gradient at x w^T. And sums of g over ROWS rows."""
+    """Write scale (a exp(z - lse) - u [j = y] - v w_j), the gradient at x w^T, and its sums over each ROWS rows."""
     block = tl.program_id(0) // splits
     first = block * ROWS
     row = first + tl.arange(0, ROWS)
@@ -101,4 +101,4 @@ def gradient_product(
         out.store([first, tile * COLS], left.to(out.dtype))
         out.store([first, tile * COLS + COLS // 2], right.to(out.dtype))
         if COLUMNS:
-            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0) / scale, mask=inside)
+            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0), mask=inside)
