@@ -111,8 +111,8 @@ def test_autocast_with_weights_in_float32(way):
 def test_the_promise_of_memory(num_classes, bias, basis):
     """A twentieth of weight, features and their gradients; a bias takes numbers of its own.
 
-    These are in float32: three a class, for the bias, what it adds to the logits, and the gradient of that; and the sums
-    of this gradient over every tile of samples, for as many classes as a chunk has at most.
+    These are in float32: three a class, for the bias, what it adds to the logits, and the gradient of that; and the
+    sums of this gradient over every tile of samples, for as many classes as a chunk has at most.
     """
     head = head_for(basis, 512, num_classes, bias=bias, dtype=torch.bfloat16)
     x = torch.randn(4096, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)

@@ -49,11 +49,11 @@ def fused_cross_entropy(
     """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients without the logits in memory.
 
     It goes through the classes in chunks. Memory beside the weight, the features and their gradients is a few percent
-    of these, for any batch and any number of classes: at most a twentieth without a bias, which takes three numbers in
-    float32 per class more, and for a chunk of classes one per 128 samples. The price is that the logits are computed
-    twice. On CUDA, a `MaxSeparationHead` in its recursive basis whose outputs take at most 64 MiB holds these instead,
-    and reads them once each way. In its Householder basis the loss costs what that of a plain layer costs. Sums are made
-    in float32, float64 for float64, and the loss is in that precision.
+    of these, for any batch and any number of classes; a bias takes three numbers in float32 per class more, and one per
+    128 samples for the classes of a chunk. The price is that the logits are computed twice. On CUDA, outputs of a
+    `MaxSeparationHead` in the recursive basis that take at most 64 MiB are held instead, and read once each way. In the
+    Householder basis the weight is streamed as that of a plain layer is: nothing is folded into it. Sums are made in
+    float32, float64 for float64, and the loss is in that precision.
 
     Args:
         head: A `MaxSeparationHead`, a `PlainHead`, a `ScaledHead` or an `nn.Linear`.
