@@ -204,6 +204,23 @@ def test_either_loss_alone(which, basis):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["recursive", "none", "householder"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_smoothing_without_an_offset(basis, weighted):
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, 8, requires_grad=True), torch.randn(99 + (basis == "none"), 8, requires_grad=True)
+    target, shares = torch.randint(100, (20,)), torch.rand(100) if weighted else None
+    options = {"radius": 0.7, "separate": basis != "none", "basis": basis, "smoothing": True, "form": "triton"}
+    _, smooth = row_losses(x, weight, target, None, shares, **options)
+    log_p = (x.double() @ weight.double().T @ (0.7 * matrix_of(basis, 100, torch.float64))).log_softmax(1)
+    exact = -(log_p * shares if weighted else log_p).mean(1)
+    torch.testing.assert_close(smooth.double(), exact, atol=1e-5, rtol=1e-5)
+    gradients = (torch.autograd.grad(value.sum(), (x, weight)) for value in (smooth, exact))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 @pytest.mark.parametrize("basis", ["recursive", "householder"])
 @pytest.mark.parametrize("width", [8, 6], ids=["in the product", "by rows"])
 def test_chunks_whose_logits_lie_in_the_gradient(width, basis, monkeypatch):
