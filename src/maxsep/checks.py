@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 Reduction = Literal["mean", "sum", "none"]
+Basis = Literal["recursive", "householder"]
+"""The coordinates of the simplex: the paper's, or those of a Householder reflection (`maxsep.simplex`)."""
 IGNORED = -100
 """The label of a sample that shall not count; torch's own losses use the same number."""
 
@@ -54,6 +56,21 @@ def check_radius(radius: Any) -> float:
         "Pass a positive float such as 0.1; to learn a scale, multiply the logits by a parameter of your own.",
         "It scales all logits: 1.0 is the paper's default, 0.1 its choice for long-tailed ResNets.",
     )
+
+
+def check_basis(basis: Any) -> Basis:
+    """Return one of the two bases of the simplex, or say which there are.
+
+    >>> check_basis("householder")
+    'householder'
+    """
+    if basis not in get_args(Basis):
+        raise ValueError(
+            f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}. "
+            "Leave it out for the paper's, 'recursive'."
+        )
+    found: Basis = basis
+    return found
 
 
 def check_positive(name: str, value: Any) -> float:

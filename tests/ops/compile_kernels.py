@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from maxsep.ops import padding as layer_padding
 from maxsep.ops.fused import row_losses
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
+from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
 SHARED_MEMORY = 232_448  # what one program may take of a multiprocessor
@@ -89,6 +90,27 @@ def scans():
     yield "forward, rows far apart", lambda: separate_op(apart(2, 9), 1.0, torch.float32)
 
 
+def reflections():
+    for dtype, rows, num_classes in (
+        (torch.float32, 1024, 1_000),
+        (torch.bfloat16, 1024, 10_000),
+        (torch.float32, 1024, 32_768),
+        (torch.bfloat16, 1024, 100_000),
+        (torch.bfloat16, 2, 100_000),
+        (torch.float32, 1, 2),
+    ):
+        x = padded_empty(torch.empty(0), (rows, num_classes - 1), dtype)
+        g = torch.empty(rows, num_classes, dtype=dtype)
+        told = f"{rows} rows of {num_classes}, {dtype}"
+        yield f"householder, {told}", lambda x=x: householder_op(x, 0.5, x.dtype)
+        yield f"householder adjoint, {told}", lambda g=g: householder_adjoint_op(g, 0.5, g.dtype)
+    z, g = torch.empty(1024, 1000, dtype=torch.bfloat16), torch.empty(1024, 1000)
+    yield "householder, padded", lambda: householder_op(z, 0.5, torch.float32, 1)
+    yield "householder adjoint, padded", lambda: householder_adjoint_op(g, 0.5, torch.bfloat16, 1)
+    yield "householder, transposed", lambda: householder_op(torch.empty(999, 512).T, 1.0, torch.float32)
+    yield "householder, rows far apart", lambda: householder_op(apart(2, 9), 1.0, torch.float32)
+
+
 def apart(rows, width):
     """Rows that start 2^32 numbers after each other; nothing of the memory between is ever touched."""
     return torch.empty((rows - 1 << 32) + width, dtype=torch.float32).as_strided((rows, width), (1 << 32, 1))
@@ -153,7 +175,7 @@ if __name__ == "__main__":
     layer_padding.takes = lambda values: True
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     found = {}
-    for part in (scans, layers, losses, streams):
+    for part in (scans, reflections, layers, losses, streams):
         for what, call in part():
             call()
             found[what] = launched.copy()

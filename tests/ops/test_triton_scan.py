@@ -68,10 +68,10 @@ def test_tiles_and_shared_rows(small_tiles, monkeypatch, num_classes, programs):
 
 
 def test_a_long_row_is_shared_among_programs():
-    chunks, span = triton_scan._split(1, 1_000_000, 2048)
+    chunks, span = triton_scan.split(1, 1_000_000, 2048)
     assert (chunks - 1) * span < 1_000_000 <= chunks * span
     assert chunks > 100
-    assert triton_scan._split(1024, 1_000_000, 2048)[0] == 1
+    assert triton_scan.split(1024, 1_000_000, 2048)[0] == 1
     check(torch.randn(1, 40_000))
 
 

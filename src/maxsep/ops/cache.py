@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from maxsep.checks import Basis
 from maxsep.simplex import coefficients, simplex
 
 MAX_ENTRIES = 16
@@ -36,16 +37,16 @@ def cached_coefficients(
     return _recall(key, lambda: coefficients(num_classes, dtype=dtype, device=device, rows=rows))
 
 
-def cached_simplex(num_classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def cached_simplex(num_classes: int, dtype: torch.dtype, device: torch.device, basis: Basis = "recursive") -> Tensor:
     """Return the dense matrix on a device; kept only up to `KEPT_DENSE_UP_TO` classes.
 
     >>> cached_simplex(10, torch.float32, torch.device("cpu")).shape
     torch.Size([9, 10])
     """
     if num_classes > KEPT_DENSE_UP_TO:
-        return simplex(num_classes, dtype=dtype, device=device)
-    key = ("simplex", num_classes, dtype, device)
-    return _recall(key, lambda: simplex(num_classes, dtype=dtype, device=device))
+        return simplex(num_classes, basis=basis, dtype=dtype, device=device)
+    key = (f"simplex {basis}", num_classes, dtype, device)
+    return _recall(key, lambda: simplex(num_classes, basis=basis, dtype=dtype, device=device))
 
 
 def clear_cache() -> None:

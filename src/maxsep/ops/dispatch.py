@@ -7,21 +7,25 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from maxsep.checks import check_floating, check_radius
+from maxsep.checks import Basis, check_basis, check_floating, check_radius
 from maxsep.ops.cache import KEPT_DENSE_UP_TO
 from maxsep.ops.dense import separate_dense
+from maxsep.ops.householder import householder_adjoint, separate_householder
 from maxsep.ops.modes import is_autocasting, is_transformed
-from maxsep.ops.scan import separate_scan
-from maxsep.ops.triton_scan import separate_triton, takes
+from maxsep.ops.scan import separate_adjoint, separate_scan
+from maxsep.ops.triton_householder import householder_rows
+from maxsep.ops.triton_scan import check_triton, separate_rows, takes
 
 Impl = Literal["auto", "dense", "scan", "triton"]
 
 DENSE_WORK = 4_000_000
-"""Where one matrix product beats the scan on a CPU: up to this many multiplications beyond the first sixty classes,
-which cost what the scan costs per number (benchmarks/head_cpu.py measures the crossing)."""
+"""Where one matrix product beats the O(C) form on a CPU: up to this many multiplications, not counting those that cost
+what the O(C) form costs per number (benchmarks/head_cpu.py measures the crossing)."""
+UNCOUNTED = {"recursive": 60, "householder": 0}
+"""Of so many classes: a running sum is slower than a product there, one sum is not."""
 
 
-def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
+def separate(x: Tensor, radius: float = 1.0, *, basis: Basis = "recursive", impl: Impl = "auto") -> Tensor:
     """Turn C-1 outputs into C logits whose class vectors are as far apart as geometry allows.
 
     logits = radius * P^T x for x of shape (..., C-1); the result has shape (..., C) and sums to zero along it.
@@ -31,6 +35,8 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
     Args:
         x: Outputs of a network, real floating point, at least one in the last dimension.
         radius: The length of the class vectors; a positive number that scales all logits.
+        basis: The coordinates of the simplex: `recursive` are the paper's; `householder` is the same simplex turned,
+            for the streamed loss. `maxsep.change_basis` takes a trained head from one to the other.
         impl: `dense` multiplies by the matrix (the reference), `scan` is the O(C) form in plain torch, `triton` the
             kernel for CUDA (float64 and transforms of torch.func take the scan); `auto` takes the fastest that fits.
 
@@ -41,6 +47,7 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
     radius = check_radius(radius)
+    basis = check_basis(basis)
     check_floating(x)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(
@@ -48,10 +55,23 @@ def separate(x: Tensor, radius: float = 1.0, *, impl: Impl = "auto") -> Tensor:
             "C classes need C-1 numbers per sample: at least one, for two classes."
         )
     dtype = logits_dtype(x)
-    chosen = _choose(x, impl)
+    chosen = _choose(x, impl, basis)
     if chosen == "triton":
-        return separate_triton(x, radius, dtype)
-    return _IMPLEMENTATIONS[chosen](widened(x), radius).to(dtype)
+        check_triton(x)
+        result: Tensor = _KERNELS[basis](x, radius, dtype, 0)
+        return result
+    return _IMPLEMENTATIONS[basis][chosen](widened(x), radius).to(dtype)
+
+
+def adjoint(g: Tensor, radius: float, basis: Basis = "recursive") -> Tensor:
+    """Apply radius * P in plain torch; g (..., C) in float32 or float64, result (..., C-1).
+
+    On the plane of zero-sum logits (C-1)/C times it undoes `separate` at radius 1.
+
+    >>> adjoint(torch.tensor([[1.0, -0.5, -0.5]]), 2 / 3)
+    tensor([[1., 0.]])
+    """
+    return _ADJOINTS[basis](g, radius)
 
 
 def logits_dtype(x: Tensor) -> torch.dtype:
@@ -81,11 +101,11 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _choose(x: Tensor, impl: str) -> str:
+def _choose(x: Tensor, impl: str, basis: Basis = "recursive") -> str:
     if impl == "auto":
         if takes(x) and not is_transformed():
             return "triton"
-        return "dense" if _dense_is_faster(x) else "scan"
+        return "dense" if _dense_is_faster(x, basis) else "scan"
     if impl == "triton" and (x.dtype == torch.float64 or is_transformed()):
         return "scan"
     if impl not in get_args(Impl):
@@ -93,11 +113,19 @@ def _choose(x: Tensor, impl: str) -> str:
     return impl
 
 
-def _dense_is_faster(x: Tensor) -> bool:
+def _dense_is_faster(x: Tensor, basis: Basis) -> bool:
     # Not on a GPU, where TensorFloat-32 would keep ten bits of P, nor in a traced graph, which would rebuild P.
     if x.device.type != "cpu" or torch.compiler.is_compiling() or x.shape[-1] >= KEPT_DENSE_UP_TO:
         return False
-    return x.numel() * (x.shape[-1] - 60) < DENSE_WORK
+    return x.numel() * (x.shape[-1] - UNCOUNTED[basis]) < DENSE_WORK
 
 
-_IMPLEMENTATIONS = {"dense": separate_dense, "scan": separate_scan}
+_IMPLEMENTATIONS = {
+    "recursive": {"dense": separate_dense, "scan": separate_scan},
+    "householder": {
+        "dense": lambda x, radius: separate_dense(x, radius, "householder"),
+        "scan": separate_householder,
+    },
+}
+_KERNELS = {"recursive": separate_rows, "householder": householder_rows}
+_ADJOINTS = {"recursive": separate_adjoint, "householder": householder_adjoint}

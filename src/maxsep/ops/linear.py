@@ -5,27 +5,32 @@ smaller of the two is taken. On a GPU the C-1 outputs of the layer are padded (`
 
 A CPU hands the memory of large tensors back as soon as they are freed and has to clear it anew for the next one, which
 costs more than the arithmetic of the scan. So for a large batch the layer writes its C-1 outputs to where the logits
-will be, and the running sum is made in place, block by block.
+will be, and the running sum is made in place, block by block. The Householder basis takes the two steps there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.checks import Basis
 from maxsep.ops.dispatch import logits_dtype, separate
 from maxsep.ops.layer_node import Step, linear_then
 from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.padding import linear_gradients
 from maxsep.ops.scan import BLOCK, _Adjoint, scaled_coefficients
+from maxsep.ops.triton_householder import householder_adjoint_rows, householder_rows
 from maxsep.ops.triton_scan import adjoint_rows, separate_rows, takes
 
 
-def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
+def separate_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, radius: float, basis: Basis = "recursive"
+) -> Tensor:
     """Apply a linear layer to C-1 outputs and then the matrix; x (..., D), weight (C-1, D), result (..., C).
 
     >>> x, weight = torch.randn(2, 4), torch.randn(2, 4)
@@ -33,24 +38,31 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
     True
     """
     if _weight_is_smaller(x, weight):
-        folded = separate(weight.T, radius).T
-        return F.linear(x, folded, None if bias is None else separate(bias, radius))
+        folded = separate(weight.T, radius, basis=basis).T
+        return F.linear(x, folded, None if bias is None else separate(bias, radius, basis=basis))
     result: Tensor
-    if _in_one_buffer(x, weight):
+    if basis == "recursive" and _in_one_buffer(x, weight):
         s, r = scaled_coefficients(weight.shape[0] + 1, radius, x)
         result = _SeparateLinear.apply(x, weight, bias, s, r)  # type: ignore[no-untyped-call]
     elif takes(x) and takes(weight) and not is_transformed():
-        result = linear_then(_SEPARATE, x, weight, bias, radius, logits_dtype(x))
+        result = linear_then(_STEPS[basis], x, weight, bias, radius, logits_dtype(x))
     else:
-        result = separate(F.linear(x, weight, bias), radius)
+        result = separate(F.linear(x, weight, bias), radius, basis=basis)
     return result
 
 
-_SEPARATE = Step(
-    function=lambda z, padding, radius, dtype: separate_rows(z, radius, dtype, padding),
-    forward=lambda z, padding, radius, dtype: (separate_rows(z, radius, dtype, padding), ()),
-    backward=lambda g, kept, z_dtype, padding, radius, dtype: adjoint_rows(g, radius, z_dtype, padding),
-)
+def _step(forward: Callable[..., Tensor], adjoint: Callable[..., Tensor]) -> Step:
+    return Step(
+        function=lambda z, padding, radius, dtype: forward(z, radius, dtype, padding),
+        forward=lambda z, padding, radius, dtype: (forward(z, radius, dtype, padding), ()),
+        backward=lambda g, kept, z_dtype, padding, radius, dtype: adjoint(g, radius, z_dtype, padding),
+    )
+
+
+_STEPS = {
+    "recursive": _step(separate_rows, adjoint_rows),
+    "householder": _step(householder_rows, householder_adjoint_rows),
+}
 
 
 def _weight_is_smaller(x: Tensor, weight: Tensor) -> bool:

@@ -29,12 +29,8 @@ MOST_CLASSES = 2**30
 """The kernels count classes in 32 bits."""
 
 
-def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
-    """Apply radius * P^T by the kernel; x (..., C-1) of 16 or 32 bits, result (..., C) in a dtype of its own.
-
-    Raises:
-        RuntimeError: Where there is no Triton, or x is not on a CUDA device.
-    """
+def check_triton(x: Tensor) -> None:
+    """Raise where there is no Triton, or x is not on a CUDA device."""
     if not IS_INSTALLED:
         raise RuntimeError(
             "impl='triton' needs the package triton, which is not installed. Install it "
@@ -45,8 +41,6 @@ def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
             f"impl='triton' is for CUDA tensors, x is on '{x.device}'. "
             "Leave impl out: every form gives the same values."
         )
-    result: Tensor = separate_rows(x, radius, dtype, 0)
-    return result
 
 
 def takes(x: Tensor) -> bool:
@@ -75,7 +69,7 @@ def padded_empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Te
 
 def _separate(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
     """Return radius * P^T x for x (..., C-1 + padding)."""
-    out = _separate_like(x, radius, dtype, padding)
+    out = separate_like(x, radius, dtype, padding)
     if out.numel():
         _launch("forward", x, out, out.shape[-1] - 1, radius)
     return out
@@ -83,20 +77,22 @@ def _separate(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) ->
 
 def _adjoint(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
     """Return radius * P g and zeros, (..., C-1 + padding), with rows that start at multiples of 16 bytes."""
-    out = _adjoint_like(g, radius, dtype, padding)
+    out = adjoint_like(g, radius, dtype, padding)
     if out.numel():
         _launch("adjoint", g, out, g.shape[-1] - 1, radius)
     return out
 
 
-def _separate_like(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+def separate_like(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    """Return an uninitialised result for x (..., C-1 + padding), laid out as x is."""
     num_classes = x.shape[-1] - padding + 1
     if _is_column_major(x):
         return x.new_empty_strided((x.shape[0], num_classes), (1, x.shape[0]), dtype=dtype)
     return x.new_empty(*x.shape[:-1], num_classes, dtype=dtype)
 
 
-def _adjoint_like(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+def adjoint_like(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
+    """Return an uninitialised gradient for g (..., C), with rows that start at multiples of 16 bytes."""
     width = g.shape[-1] - 1 + padding
     if _is_column_major(g):
         return g.new_empty_strided((g.shape[0], width), (1, g.shape[0]), dtype=dtype)
@@ -108,7 +104,8 @@ def _is_column_major(x: Tensor) -> bool:
     return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what the gradient of such an operator needs: no tensor."""
     x, ctx.radius, _, ctx.padding = inputs
     ctx.dtype = x.dtype
 
@@ -131,12 +128,12 @@ def _adjoint_vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, *rest: 
 
 separate_op = torch.library.custom_op("maxsep::separate", _separate, mutates_args=())
 adjoint_op = torch.library.custom_op("maxsep::separate_adjoint", _adjoint, mutates_args=())
-separate_op.register_fake(_separate_like)
-adjoint_op.register_fake(_adjoint_like)
+separate_op.register_fake(separate_like)
+adjoint_op.register_fake(adjoint_like)
 separate_op.register_vmap(_separate_vmap)
 adjoint_op.register_vmap(_adjoint_vmap)
-separate_rows = with_derivative(separate_op, _separate, _separate_backward, _remember)
-adjoint_rows = with_derivative(adjoint_op, _adjoint, _adjoint_backward, _remember)
+separate_rows = with_derivative(separate_op, _separate, _separate_backward, remember)
+adjoint_rows = with_derivative(adjoint_op, _adjoint, _adjoint_backward, remember)
 
 
 class Tile(NamedTuple):
@@ -182,7 +179,7 @@ def power_of_two(number: int) -> int:
 def _launch(name: str, x: Tensor, out: Tensor, k: int, radius: float) -> None:
     from maxsep.ops.kernels import rows as kernels
 
-    x, out = _as_matrix(x), _as_matrix(out)
+    x, out = as_matrix(x), as_matrix(out)
     plan = launch_plan(x.shape, x.stride(), spare(x), x.element_size(), out.shape, out.stride(), k, radius)
     with on_device_of(x):
         partial = x
@@ -224,7 +221,7 @@ def launch_plan(
     rows, _ = shape
     tile = choose_tile(rows, k + 1, itemsize, strides[0] == 1 and strides[1] > 1)
     row_programs = -(-rows // tile.rows)
-    chunks, span = _split(row_programs, k + 1, tile.block)
+    chunks, span = split(row_programs, k + 1, tile.block)
     x_row, x_align, x_end, end_align = reading(shape, strides, behind)
     out_row, out_align, out_end = writing(out_shape, out_strides)
     sums = {"X_ALIGN": x_align, "END_ALIGN": end_align, "ROWS": tile.rows, "BLOCK": tile.block, "num_warps": tile.warps}
@@ -240,13 +237,14 @@ def launch_plan(
     )
 
 
-def _as_matrix(x: Tensor) -> Tensor:
+def as_matrix(x: Tensor) -> Tensor:
+    """See all leading dimensions as one."""
     if x.dim() == 2:
         return x
     return x[None] if x.dim() == 1 else x.flatten(0, -2)
 
 
-def _split(row_programs: int, num_classes: int, block: int) -> tuple[int, int]:
+def split(row_programs: int, num_classes: int, block: int) -> tuple[int, int]:
     """Return how many programs share a row and how many classes each takes, a multiple of the block."""
     chunks = 1 if 2 * row_programs >= PROGRAMS else min(-(-PROGRAMS // row_programs), -(-num_classes // (4 * block)))
     span = -(-num_classes // chunks // block) * block
