@@ -19,7 +19,6 @@ import statistics
 import sys
 from pathlib import Path
 
-import householder
 import torch
 from record import Record, say
 from torch import nn
@@ -27,7 +26,8 @@ from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, separate, simplex
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops import triton_scan
+from maxsep.ops import triton_householder, triton_scan
+from maxsep.ops.householder import householder_adjoint, separate_householder
 from maxsep.ops.padding import padded_op
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_scan import Tile, adjoint_op, padded_empty, separate_op
@@ -154,17 +154,23 @@ def product(num_classes, dtype):
 
 
 def rotated(num_classes, dtype):
-    """The Householder form, forward and adjoint."""
+    """The Householder basis, forward and adjoint."""
     sets = matrices(num_classes, dtype)
-    x, _, _, room = sets[0]
+    x, _, logits, room = sets[0]
     limit = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-    expected = householder.reference(x[:8].double())
-    error = agree("householder", householder.forward(x, room)[:8], expected, limit)
-    found = {
-        "error": error,
-        "forward": device_time(lambda x, plain, logits, room: householder.forward(x, room), sets),
-        "backward": device_time(lambda x, plain, logits, room: householder.adjoint(logits, x), sets),
-    }
+
+    def forward(x, plain, logits, room):
+        triton_householder.launch(x, room, num_classes - 1, 1.0, adjoint=False)
+
+    def backward(x, plain, logits, room):
+        triton_householder.launch(logits, x, num_classes - 1, 1.0, adjoint=True)
+
+    expected, gradient = separate_householder(x[:8].double(), 1.0), householder_adjoint(logits[:8].double(), 1.0)
+    forward(*sets[0])
+    backward(*sets[0])
+    error = agree("householder forward", room[:8], expected, limit)
+    agree("householder backward", x[:8], gradient, limit)
+    found = {"error": error, "forward": device_time(forward, sets), "backward": device_time(backward, sets)}
     say(f"householder {of(dtype, num_classes)}: {found['forward']['us']:,.0f} and {found['backward']['us']:,.0f} us")
     return found
 

@@ -3,7 +3,7 @@
 from maxsep.heads import MaxSeparation, MaxSeparationHead, check_head
 from maxsep.ops import separate
 from maxsep.simplex import simplex
-from maxsep.surgery import attach, fold, grow, load, save
+from maxsep.surgery import attach, change_basis, fold, grow, load, save
 
 __version__ = "0.1.0"
 
@@ -11,6 +11,7 @@ __all__ = [
     "MaxSeparation",
     "MaxSeparationHead",
     "attach",
+    "change_basis",
     "check_head",
     "fold",
     "grow",

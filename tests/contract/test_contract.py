@@ -18,6 +18,12 @@ def test_every_head_meets_the_contract(name):
     check_head(small(name), compile=True)
 
 
+def test_the_householder_basis_meets_it_too():
+    torch.compiler.reset()
+    check_head(small("maxsep", basis="householder"), compile=True)
+    check_head(heads.build("maxsep", 12, 500, radius=0.1, basis="householder"))
+
+
 @pytest.mark.parametrize("options", [{"normalise": True}, {"bias": True}, {"reserved": 3}])
 def test_options_of_the_etf_head_meet_it_too(options):
     check_head(small("etf", **options))

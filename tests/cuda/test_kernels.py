@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from maxsep import MaxSeparation, MaxSeparationHead, separate
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops import eager, layer_node, linear
+from maxsep.ops.householder import householder_adjoint, separate_householder
 from maxsep.ops.linear import separate_linear
 from maxsep.ops.padding import padded_layer, padded_linear, padded_op
 from maxsep.ops.row_cross_entropy import row_cross_entropy
 from maxsep.ops.scan import separate_adjoint, separate_scan
+from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
 
 pytestmark = [
@@ -69,6 +71,41 @@ def test_layouts(make):
     assert off(result, separate_scan(x.double(), 0.5)) <= 1e-6
     g = torch.randn_like(result)
     assert off(adjoint_op(g, 0.5, x.dtype), separate_adjoint(g.double(), 0.5)) <= 1e-6
+    result = separate(x, 0.5, basis="householder", impl="triton")
+    assert off(result, separate_householder(x.double(), 0.5)) <= 1e-6
+    assert off(householder_adjoint_op(g, 0.5, x.dtype), householder_adjoint(g.double(), 0.5)) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_classes", [2, 3, 16, 17, 1_000, 1_001, 10_000, 32_768, 32_769, 100_000, 1_000_003])
+def test_values_and_gradients_in_the_householder_basis(dtype, num_classes):
+    limit = 1e-6 if num_classes <= 100_000 else 1e-5
+    for rows, padded in itertools.product((1, 5, 600) if num_classes < 5_000 else (1, 3), (True, False)):
+        like = torch.empty(0, device="cuda", dtype=dtype)
+        shape = (rows, num_classes - 1)
+        x = (padded_empty(like, shape, dtype) if padded else like.new_empty(shape)).normal_()
+        g = torch.randn(rows, num_classes, device="cuda").to(dtype)
+        for values, gradient in ((x, g), (torch.ones_like(x), torch.ones_like(g))):
+            assert off(householder_op(values, 0.5, torch.float32), separate_householder(values.double(), 0.5)) <= limit
+            expected = householder_adjoint(gradient.double(), 0.5)
+            assert off(householder_adjoint_op(gradient, 0.5, torch.float32), expected, gradient) <= limit
+        rounded = separate(x, 0.5, basis="householder")
+        assert rounded.dtype == dtype
+        assert off(rounded, separate_householder(x.double(), 0.5)) <= torch.finfo(dtype).eps / 2 * 1.001 + limit
+
+
+@pytest.mark.parametrize("run", ["eager", "compiled"])
+@pytest.mark.parametrize("samples", [2_000, 40])
+def test_a_head_in_the_householder_basis(run, samples):
+    head = MaxSeparationHead(64, 1_000, 0.5, basis="householder").cuda()
+    x = torch.randn(samples, 64, device="cuda", requires_grad=True)
+    result = (torch.compile(head, fullgraph=True) if run == "compiled" else head)(x)
+    wide = [t.detach().double().requires_grad_() for t in (x, head.weight, head.bias)]
+    expected, g = separate_householder(F.linear(*wide), 0.5), torch.randn(samples, 1_000, device="cuda")
+    assert off(result, expected) <= 1e-5
+    found = torch.autograd.grad(result, [x, head.weight, head.bias], g)
+    for ours, theirs in zip(found, torch.autograd.grad(expected, wide, g.double()), strict=True):
+        assert off(ours, theirs) <= 1e-5
 
 
 def test_deterministic_algorithms_work_where_a_sum_of_floats_is_refused():
@@ -243,7 +280,11 @@ def test_padding_has_no_gradient(dtype):
         z[:, :k] = torch.randn(rows, k, device="cuda")
         z.requires_grad_()
         target = torch.randint(k + 1, (rows,), device="cuda")
-        for loss in (row_cross_entropy(z, target, padding=padding), separate_op(z, 0.5, dtype, padding).sum()):
+        for loss in (
+            row_cross_entropy(z, target, padding=padding),
+            separate_op(z, 0.5, dtype, padding).sum(),
+            householder_op(z, 0.5, dtype, padding).sum(),
+        ):
             (gradient,) = torch.autograd.grad(loss, z)
             assert gradient[:, :k].isfinite().all()
             assert torch.equal(gradient[:, k:], torch.zeros_like(gradient[:, k:]))

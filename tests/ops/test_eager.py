@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops import linear, padding, row_cross_entropy, triton_scan
+from maxsep.ops import linear, padding, row_cross_entropy, triton_householder, triton_scan
 from maxsep.ops.eager import with_derivative
 
 pytest.importorskip("triton", reason="no Triton for this platform")
@@ -49,9 +49,16 @@ def gradient_inputs():
     return torch.ones(()), z, target, weight, offset, torch.ones(3), torch.ones(()), *numbers, 7
 
 
+ROWS = (lambda: (leaf(3, 9), 0.5, torch.float32, 0), lambda: (leaf(3, 10), 0.5, torch.float32, 7))
 PAIRS = {
-    "separate": (triton_scan.separate_rows, triton_scan.separate_op, lambda: (leaf(3, 9), 0.5, torch.float32, 0)),
-    "adjoint": (triton_scan.adjoint_rows, triton_scan.adjoint_op, lambda: (leaf(3, 10), 0.5, torch.float32, 7)),
+    "separate": (triton_scan.separate_rows, triton_scan.separate_op, ROWS[0]),
+    "adjoint": (triton_scan.adjoint_rows, triton_scan.adjoint_op, ROWS[1]),
+    "householder": (triton_householder.householder_rows, triton_householder.householder_op, ROWS[0]),
+    "householder, adjoint": (
+        triton_householder.householder_adjoint_rows,
+        triton_householder.householder_adjoint_op,
+        ROWS[1],
+    ),
     "padded": (padding.padded_layer, padding.padded_op, lambda: (leaf(9, 4), leaf(9), None)),
     "padded, no bias": (padding.padded_layer, padding.padded_op, lambda: (leaf(9, 4), None, torch.float16)),
     "linear": (padding.linear_into_rows, padding.linear_op, lambda: (leaf(2, 3, 4), leaf(9, 4), leaf(9))),
@@ -172,7 +179,16 @@ def test_a_compiled_step_consists_of_operators(gpu, loss, names):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("call", [triton_scan.separate_rows, triton_scan.adjoint_rows], ids=["separate", "adjoint"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        triton_scan.separate_rows,
+        triton_scan.adjoint_rows,
+        triton_householder.householder_rows,
+        triton_householder.householder_adjoint_rows,
+    ],
+    ids=["separate", "adjoint", "householder", "householder, adjoint"],
+)
 def test_derivatives_of_every_order(call):
     # The maps are linear, so that large steps are exact; the kernels sum in float32 whatever they are given.
     x = torch.randn(2, 16, dtype=torch.float64, requires_grad=True)

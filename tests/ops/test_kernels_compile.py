@@ -25,7 +25,7 @@ def test_every_kernel_is_launched(found):
     assert names == {
         "forward", "adjoint", "partial_sums", "backward", "total", "block_sums", "scan_blocks", "fold_rows",
         "adjoint_rows", "accumulate_rows", "gradient_rows", "accumulate_product", "gradient_product",
-        "pad",
+        "pad", "reflect",
     }  # fmt: skip
 
 
@@ -42,6 +42,23 @@ def test_padded_rows_move_in_wide_words(found):
     for padding in (0, 1):
         *_, backward = found[f"loss, 1024 rows of 1000, mean, padding {padding}"]
         assert {"ld.global.v4.b32", "st.global.v4.b32"} <= set(backward["moved"])
+
+
+@pytest.mark.parametrize("way", ["householder", "householder adjoint"])
+def test_rows_of_the_householder_basis_move_in_wide_words_and_fit_in_the_registers(found, way):
+    wide, one = {"ld.global.v4.b32", "st.global.v4.b32"}, {"ld.global.b16", "ld.global.b32"}
+    for rows in ("1000, torch.float32", "10000, torch.bfloat16", "32768, torch.float32", "100000, torch.bfloat16"):
+        (launch,) = found[f"{way}, 1024 rows of {rows}"]
+        assert launch["stack"] == 0
+        assert wide <= set(launch["moved"]) <= wide | one, rows
+        assert sum(launch["moved"].get(word, 0) for word in one) == ("adjoint" in way)  # its last number by itself
+    sums, share = found[f"{way}, 2 rows of 100000, torch.bfloat16"]  # few rows are shared
+    assert sums["kernel"] == "partial_sums"
+    assert wide <= set(share["moved"])
+    (padded,) = found[f"{way}, padded"]
+    assert wide <= set(padded["moved"]) <= wide | one
+    _, transposed = found["householder, transposed"]
+    assert wide <= set(transposed["moved"])
 
 
 @pytest.mark.parametrize("shape", ["999 x 2048, torch.bfloat16", "999 x 2048, None", "1001 x 33, torch.bfloat16"])

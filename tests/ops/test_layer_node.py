@@ -29,6 +29,10 @@ def head_loss(x, weight, bias):
     return separate_linear(x, weight, bias, 0.5).square().sum()
 
 
+def householder_loss(x, weight, bias):
+    return separate_linear(x, weight, bias, 0.5, "householder").square().sum()
+
+
 def row_loss(x, weight, bias):
     arguments = (torch.tensor([1, 2, 9]), torch.linspace(1, 2, 10), torch.linspace(0, 1, 10), 0.5, 0.1, -100, "mean")
     return layer_node.linear_then(HELD, x, weight, bias, *arguments)
@@ -40,7 +44,7 @@ def inputs(wanted=(True, True, True), bias=True, dtype=torch.float32):
 
 
 SHAPES = ((3, 4), (9, 4), (9,))
-LOSSES = pytest.mark.parametrize("loss", [head_loss, row_loss])
+LOSSES = pytest.mark.parametrize("loss", [head_loss, householder_loss, row_loss])
 
 
 @LOSSES
@@ -79,9 +83,11 @@ def test_it_is_one_node(monkeypatch, loss):
     assert {"paddedBackward", "AddmmBackward0"} <= nodes()
 
 
-def test_a_head_of_more_dimensions():
+@pytest.mark.parametrize("basis", ["recursive", "householder"])
+def test_a_head_of_more_dimensions(basis):
     x, weight, bias = torch.randn(2, 3, 4, requires_grad=True), *inputs()[1:]
-    result, expected = separate_linear(x, weight, bias, 0.5), 0.5 * F.linear(x, weight, bias) @ simplex(10)
+    result = separate_linear(x, weight, bias, 0.5, basis)
+    expected = 0.5 * F.linear(x, weight, bias) @ simplex(10, basis=basis)
     torch.testing.assert_close(result, expected)
     g = torch.randn_like(result)
     for ours, theirs in zip(*(torch.autograd.grad(y, [x, weight, bias], g) for y in (result, expected)), strict=True):
@@ -90,12 +96,13 @@ def test_a_head_of_more_dimensions():
 
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False), (True, False, True)])
 @pytest.mark.parametrize("autocast", [True, False])
-def test_second_derivatives(monkeypatch, wanted, autocast):
+@pytest.mark.parametrize("loss", [head_loss, householder_loss])
+def test_second_derivatives(monkeypatch, loss, wanted, autocast):
     given, found = inputs(wanted), []
     leaves = [tensor for tensor in given if tensor.requires_grad]
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            value = head_loss(*given)
+            value = loss(*given)
         first = torch.autograd.grad(value, leaves, create_graph=True)  # where autocast is off
         found.append((*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)))
         in_parts(monkeypatch)

@@ -129,6 +129,27 @@ def test_many_samples_and_few_features_put_the_matrix_on_the_weight(monkeypatch,
     assert torch.autograd.gradgradcheck(lambda *a: separate_linear(*a, None, 0.7), (x[:2], weight))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("leading", [(30,), (5, 6), (3,), (), (0,)])
+def test_the_householder_basis_on_either_side(taken, leading, bias):
+    x, weight, b = both_sides(leading, 4, 20, bias=bias)
+    assert linear._weight_is_smaller(x, weight) == (leading in ((30,), (5, 6)))
+    result = separate_linear(x, weight, b, 0.3, "householder")
+    assert not taken  # the running sum is the other basis's
+    reference = 0.3 * F.linear(x, weight, b) @ simplex(20, basis="householder", dtype=torch.float64)
+    torch.testing.assert_close(result, reference)
+    inputs, g = [x, weight] + ([b] if bias else []), torch.randn_like(result)
+    ours, theirs = (torch.autograd.grad(y, inputs, g, retain_graph=True) for y in (result, reference))
+    for a, c in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, c)
+
+
+def test_derivatives_of_every_order_in_the_householder_basis():
+    inputs = both_sides((4,), 5, 8)
+    assert torch.autograd.gradcheck(lambda *a: separate_linear(*a, 0.7, "householder"), inputs)
+    assert torch.autograd.gradgradcheck(lambda *a: separate_linear(*a, 0.7, "householder"), inputs)
+
+
 @pytest.mark.parametrize("samples", [2_000, 20])
 def test_either_side_keeps_the_precision_of_float32(samples):
     x, weight, b = both_sides((samples,), 64, 5_000, torch.float32)

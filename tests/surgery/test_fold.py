@@ -107,6 +107,23 @@ def test_layer_that_others_use_or_watch_is_not_merged(reason):
     assert folded[0].out_features == 4
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MaxSeparationHead(4, 5, 0.3, basis="householder"),
+        lambda: nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5, 0.3, basis="householder")),
+        lambda: nn.Sequential(nn.Linear(4, 4), MaxSeparation(5, 0.3, basis="householder")),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), MaxSeparation(5, 0.3, basis="householder")),
+    ],
+    ids=["head", "model", "merged", "alone"],
+)
+def test_householder_basis(make):
+    model, x = make().double(), torch.randn(7, 4, dtype=torch.float64)
+    folded = maxsep.fold(model)
+    assert not [part for part in folded.modules() if type(part).__module__.startswith("maxsep")]
+    torch.testing.assert_close(folded(x), model(x), atol=1e-12, rtol=0)
+
+
 def test_matrix_alone_of_many_classes_is_refused():
     with pytest.raises(ValueError, match=r"MaxSeparation of 20000 classes .* would need 1\.5 GiB; at most 10000"):
         maxsep.fold(MaxSeparation(20_000))

@@ -291,3 +291,52 @@ def test_arguments_in_the_wrong_order(tmp_path):
         TypeError, match=r"the call is load\(folder, model\), with an nn.Module as model, got PosixPath"
     ):
         maxsep.load(nn.Linear(2, 2), tmp_path)
+
+
+def in_basis(basis: str) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5, 0.5, basis=basis)).double()
+
+
+@pytest.mark.parametrize("saved", ["recursive", "householder"])
+@pytest.mark.parametrize("target", ["recursive", "householder", "folded"])
+def test_a_saved_basis_is_kept_turned_or_folded_without_changing_a_logit(tmp_path, saved, target):
+    model = in_basis(saved)
+    folder = maxsep.save(model, tmp_path / "m")
+    other = maxsep.fold(in_basis(saved)) if target == "folded" else in_basis(target)
+    (record,) = maxsep.load(folder, other).heads
+    assert record.options.get("basis", "recursive") == saved
+    torch.testing.assert_close(other(X.double()), model(X.double()), atol=1e-12, rtol=0)
+
+
+def test_a_folded_model_loads_into_the_householder_basis(tmp_path):
+    model = in_basis("householder")
+    other = in_basis("householder")
+    maxsep.load(maxsep.save(maxsep.fold(model), tmp_path / "m"), other)
+    torch.testing.assert_close(other(X.double()), model(X.double()), atol=1e-12, rtol=0)
+    assert other[1].basis == "householder"
+
+
+def test_a_bare_matrix_of_another_basis(tmp_path):
+    layers = nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5, basis="householder"))
+    folder = maxsep.save(layers, tmp_path / "m")
+    same = nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5, basis="householder"))
+    plain = maxsep.fold(same)
+    for other in (same, plain):
+        maxsep.load(folder, other)
+        torch.testing.assert_close(other(X), layers(X))
+    refused(
+        folder,
+        nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5)),
+        "saved with basis householder, but the model's has basis recursive",
+    )
+
+
+class Sharpened(MaxSeparationHead):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_head_with_a_forward_of_its_own_is_not_turned_on_the_way(tmp_path):
+    folder = maxsep.save(nn.Sequential(Sharpened(4, 3)), tmp_path / "m")
+    with pytest.raises(TypeError, match=r"Sharpened has a forward\(\) of its own"):
+        maxsep.load(folder, nn.Sequential(Sharpened(4, 3, basis="householder")))

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from maxsep import MaxSeparationHead, change_basis
 from maxsep.heads import ClassParallelHead
 from maxsep.surgery import load_shards, save_shards
 
@@ -30,3 +31,22 @@ def test_an_optimiser_that_does_not_train_the_head_is_refused(alone, tmp_path):
         load_shards(tmp_path / "second", head, optimiser=stranger)
     assert not stranger.state
     load_shards(tmp_path / "second", head, optimiser=own)
+
+
+def test_rows_of_the_papers_basis_do_not_go_into_another(alone, tmp_path):
+    head = ClassParallelHead(4, 5)
+    save_shards(head, tmp_path / "rows")
+    other = MaxSeparationHead(4, 5, basis="householder")
+    with pytest.raises(
+        ValueError, match=r"rows in the paper's basis, the head is in 'householder'.*change_basis\(head"
+    ):
+        load_shards(tmp_path / "rows", other)
+    whole = MaxSeparationHead(4, 5)
+    load_shards(tmp_path / "rows", whole)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(change_basis(whole, "householder")(x), head(x))
+    told = r"in the basis 'householder', but the head is in 'recursive'.*change_basis\(head, 'recursive'\)"
+    with pytest.raises(ValueError, match=told):
+        head.load_full_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match=r"that of a whole head.*load_full_state_dict"):
+        head.load_state_dict(other.state_dict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,29 +23,34 @@ def command(
     draw: Annotated[
         Path | None, typer.Option(help="Draw the class vectors of 3 or 4 classes to this SVG file.")
     ] = None,
+    basis: Annotated[
+        Literal["recursive", "householder"], typer.Option(help="The paper's, or the same simplex turned.")
+    ] = "recursive",
     as_json: Json = False,
 ) -> None:
     """Show the matrix, the angle between any two classes, and how exact both are."""
     from maxsep import simplex
     from maxsep.simplex import certify
 
-    _check_memory(classes)
-    certificate = certify(classes)
+    if basis == "recursive":
+        _check_memory(classes)
+    certificate = certify(classes, basis=basis)
     if draw is not None:
-        _draw(classes, draw)
+        _draw(classes, draw, basis)
     angle = math.degrees(math.acos(-1 / (classes - 1)))
     if as_json:
-        told = {"num_classes": classes, "angle": angle, "norm_error": certificate.norm}
+        told = {"num_classes": classes, "basis": basis, "angle": angle, "norm_error": certificate.norm}
         told |= {"cosine_error_times_k": certificate.cosine, "mean_error": certificate.mean}
         typer.echo(json.dumps(told))
         return
     typer.echo(f"{classes} classes, {classes - 1} outputs: any two class vectors are {angle:.4f} degrees apart.")
     if classes <= SHOWN:
-        for row in simplex(classes).tolist():
+        for row in simplex(classes, basis=basis).tolist():
             typer.echo("  " + "  ".join(f"{value:8.5f}" if value else f"{'0':>8}" for value in row))
     else:
         dense, kept = format_bytes(4 * classes * (classes - 1)), format_bytes(8 * classes)
-        typer.echo(f"  dense it would take {dense}; its two coefficient vectors take {kept}.")
+        coefficients = f"its two coefficient vectors take {kept}" if basis == "recursive" else "it is three numbers"
+        typer.echo(f"  dense it would take {dense}; {coefficients}.")
     typer.echo(
         f"  errors in float64: of squared norms {certificate.norm:.0e}, of the mean {certificate.mean:.0e}, of cosines "
         f"{certificate.cosine:.0e} times their value."
@@ -72,9 +77,11 @@ def _check_memory(classes: int) -> None:
         )
 
 
-def _draw(classes: int, path: Path) -> None:
+def _draw(classes: int, path: Path, basis: str) -> None:
     from maxsep.lab.report.geometry import plane_figure, space_figure
 
+    if basis != "recursive":
+        raise ValueError(f"only the paper's basis is drawn, got --basis {basis}: the other is the same simplex turned.")
     figures = {3: plane_figure, 4: space_figure}
     if classes not in figures:
         raise ValueError(f"only 3 classes (a plane) and 4 classes (space) can be drawn, got {classes}.")

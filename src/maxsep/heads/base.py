@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_floating, check_last_dimension, check_num_classes, check_radius
+from maxsep.checks import Basis, check_count, check_floating, check_last_dimension, check_num_classes, check_radius
 
 __all__ = ["Head", "Identified", "LayerHead", "default_init", "linear_from"]
 
 
 class Identified(nn.Module):
-    """A module whose state dict says for how many classes and at which radius it was trained.
+    """A module whose state dict says for how many classes, at which radius and in which basis it was trained.
 
-    Both are plain numbers of the module, not buffers: `.half()` cannot round them and DDP does not broadcast them.
-    A state dict of another size or radius is refused when it is loaded.
+    All are plain values of the module, not buffers: `.half()` cannot round them and DDP does not broadcast them.
+    A state dict of another size, radius or basis is refused when it is loaded.
     """
 
     num_classes: int
     radius: float
+    _basis: Basis = "recursive"
+
+    @property
+    def basis(self) -> Basis:
+        """The basis of the matrix, where there is one; `maxsep.change_basis` gives a head in another."""
+        return self._basis
 
     def get_extra_state(self) -> Tensor:
-        """Return [num_classes, radius] for the state dict, as a tensor so that any file format can hold it."""
-        return torch.tensor([self.num_classes, self.radius], dtype=torch.float64, device="cpu")
+        """Return [num_classes, radius] for the state dict, as a tensor so that any file format can hold it.
+
+        In another basis than the paper's its number follows: 1 is `householder`.
+        """
+        number = get_args(Basis).index(self.basis)
+        told = [self.num_classes, self.radius, *([number] if number else [])]
+        return torch.tensor(told, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare with the numbers of a state dict that is being loaded."""
         if state.is_meta:
             return
-        if state.numel() != 2:
+        if state.numel() not in (2, 3):
             raise ValueError(
                 "this state dict is one rank's part of a ClassParallelHead. Load what its full_state_dict() gives, or "
                 "what maxsep.surgery.save_shards wrote."
             )
         slack = torch.finfo(state.dtype).eps  # somebody may have rounded the whole file to half precision
-        classes, radius = state.tolist()
+        classes, radius, *number = state.tolist()
         if not math.isclose(classes, self.num_classes, rel_tol=slack, abs_tol=0.0):
             raise ValueError(
                 f"this state dict is of a head with {classes:.0f} classes, but the head has {self.num_classes}. "
@@ -49,6 +60,13 @@ class Identified(nn.Module):
             raise ValueError(
                 f"this state dict was trained at radius {radius}, but the head has radius {self.radius}: "
                 f"its logits would be {self.radius / radius:.3g} times what they were. Build it with radius={radius}."
+            )
+        basis = get_args(Basis)[round(number[0]) if number else 0]
+        if basis != self.basis:
+            raise ValueError(
+                f"this state dict is of a head in the basis {basis!r}, but the head is in {self.basis!r}: its logits "
+                f"would be other ones. Load it into a MaxSeparationHead with basis={basis!r}, and turn that with "
+                f"maxsep.change_basis(head, {self.basis!r})."
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:

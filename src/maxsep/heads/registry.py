@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -59,5 +60,10 @@ def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **
     if name not in _heads:
         raise ValueError(
             f"unknown head {name!r}. Known: {', '.join(names())}. Add your own with maxsep.heads.register."
+        )
+    if "basis" in options and "basis" not in inspect.signature(_heads[name]).parameters:
+        raise TypeError(
+            f"the head {name!r} has no basis to choose, got basis={options['basis']!r}. "
+            "Leave basis out, or take the head 'maxsep'."
         )
     return _heads[name](in_features, num_classes, radius, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from maxsep.checks import Basis
 from maxsep.heads.base import Head
 
 __all__ = ["LogitScaledHead"]
@@ -34,6 +35,11 @@ class LogitScaledHead(Head):
         like = next(head.parameters(), torch.empty(0))
         self.head = head
         self.scale = nn.Parameter(torch.ones(self.num_classes, device=like.device, dtype=like.dtype))
+
+    @property
+    def basis(self) -> Basis:
+        """The basis of the head below."""
+        return self.head.basis
 
     def reset_parameters(self) -> None:
         """Put the factors back to 1; the head keeps what it has learned."""

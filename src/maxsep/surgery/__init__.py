@@ -1,6 +1,7 @@
-"""Surgery on whole models: put the head in, take it out, let it grow, keep it in a file."""
+"""Surgery on whole models: put the head in, take it out, let it grow, turn its basis, keep it in a file."""
 
 from maxsep.surgery.attach import attach, replace_classifier
+from maxsep.surgery.change_basis import change_basis
 from maxsep.surgery.convert import HeadRecord
 from maxsep.surgery.fold import fold
 from maxsep.surgery.grow import grow
@@ -14,6 +15,7 @@ __all__ = [
     "Metadata",
     "attach",
     "carry_optimiser_state",
+    "change_basis",
     "find_heads",
     "fold",
     "grow",

@@ -147,8 +147,9 @@ def _is_free(layer: nn.Linear, model: nn.Module) -> bool:
 
 @torch.no_grad()
 def _merged(layer: nn.Linear, matrix: MaxSeparation) -> nn.Linear:
-    bias = None if layer.bias is None else separate(layer.bias, matrix.radius)
-    merged = linear_from(separate(layer.weight.T, matrix.radius).T.contiguous(), bias).train(layer.training)
+    bias = None if layer.bias is None else separate(layer.bias, matrix.radius, basis=matrix.basis)
+    weight = separate(layer.weight.T, matrix.radius, basis=matrix.basis).T.contiguous()
+    merged = linear_from(weight, bias).train(layer.training)
     merged.weight.requires_grad_(layer.weight.requires_grad)
     if merged.bias is not None:
         merged.bias.requires_grad_(layer.bias.requires_grad)
@@ -162,6 +163,7 @@ def _matrix(module: MaxSeparation, like: Tensor) -> nn.Linear:
             f"it would need {4 * module.num_classes**2 / 2**30:.1f} GiB; at most {LARGEST_MATRIX} classes are. "
             "Put the layer before it next to it in an nn.Sequential, or use MaxSeparationHead."
         )
-    dense = simplex(module.num_classes, dtype=like.dtype, device=like.device) * module.radius
+    matrix = simplex(module.num_classes, basis=module.basis, dtype=like.dtype, device=like.device)
+    dense = matrix * module.radius
     linear = linear_from(dense.T.contiguous(), None).train(module.training)
     return linear.requires_grad_(False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from maxsep.heads import ETFHead, Head
 from maxsep.surgery.growth import grow_rows, grow_squares, pad_rows
 
-__all__ = ["carry_optimiser_state", "check_can_carry"]
+__all__ = ["carry_optimiser_state", "check_can_carry", "check_trains", "replace_parameter"]
 
 LINEAR = ("momentum_buffer", "exp_avg")
 SQUARED = ("exp_avg_sq", "max_exp_avg_sq")
@@ -39,7 +39,8 @@ def carry_optimiser_state(optimiser: torch.optim.Optimizer, old_head: Head, new_
     """
     check_can_carry(optimiser, old_head)
     added = new_head.num_classes - old_head.num_classes
-    if type(old_head) is not type(new_head) or added < 1:
+    bases = {old_head.basis, new_head.basis}
+    if type(old_head) is not type(new_head) or added < 1 or bases != {"recursive"}:
         raise ValueError(
             f"new_head must be what grow made of old_head, got {new_head} for {old_head}. "
             "Call new_head = maxsep.grow(old_head, new_classes) first."
@@ -47,7 +48,7 @@ def carry_optimiser_state(optimiser: torch.optim.Optimizer, old_head: Head, new_
     rows, squares = (pad_rows, _pad_with_mean) if isinstance(old_head, ETFHead) else (grow_rows, grow_squares)
     for name, old in old_head.named_parameters():
         new = new_head.get_parameter(name)
-        if _replace_parameter(optimiser, old, new) and old in optimiser.state:
+        if replace_parameter(optimiser, old, new) and old in optimiser.state:
             state = optimiser.state.pop(old)
             optimiser.state[new] = {key: _mapped(key, value, added, rows, squares, new) for key, value in state.items()}
 
@@ -59,6 +60,23 @@ def check_can_carry(optimiser: torch.optim.Optimizer, head: Head) -> None:
     >>> head = MaxSeparationHead(4, 3)
     >>> check_can_carry(torch.optim.SGD(head.parameters(), lr=0.1), head)
     """
+    check_trains(optimiser, head)
+    parameters = list(head.parameters())
+    known = isinstance(optimiser, torch.optim.SGD | torch.optim.Adam)
+    if not known and any(optimiser.state.get(parameter) for parameter in parameters):
+        raise TypeError(
+            f"the state of {type(optimiser).__name__} cannot be carried over: only that of SGD, Adam and AdamW can. "
+            "Grow without optimiser= and build a new one."
+        )
+
+
+def check_trains(optimiser: torch.optim.Optimizer, head: Head) -> None:
+    """Raise unless the optimiser trains the head.
+
+    >>> from maxsep import MaxSeparationHead
+    >>> head = MaxSeparationHead(4, 3)
+    >>> check_trains(torch.optim.SGD(head.parameters(), lr=0.1), head)
+    """
     if not isinstance(optimiser, torch.optim.Optimizer):
         raise TypeError(f"optimiser must be a torch.optim.Optimizer, got {type(optimiser).__name__}.")
     parameters = list(head.parameters())
@@ -68,15 +86,10 @@ def check_can_carry(optimiser: torch.optim.Optimizer, head: Head) -> None:
             f"this {type(optimiser).__name__} trains no parameter of {head}, so it has nothing to carry over. "
             "Pass the optimiser that was built after maxsep.attach, or leave it out."
         )
-    known = isinstance(optimiser, torch.optim.SGD | torch.optim.Adam)
-    if not known and any(optimiser.state.get(parameter) for parameter in parameters):
-        raise TypeError(
-            f"the state of {type(optimiser).__name__} cannot be carried over: only that of SGD, Adam and AdamW can. "
-            "Grow without optimiser= and build a new one."
-        )
 
 
-def _replace_parameter(optimiser: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> bool:
+def replace_parameter(optimiser: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> bool:
+    """Let an optimiser train a parameter in place of another; return whether it trained that one."""
     for group in optimiser.param_groups:
         for index, parameter in enumerate(group["params"]):
             if parameter is old:

@@ -180,6 +180,11 @@ def _checked_description(folder: Path, head: AnyHead, optimiser: Optimiser) -> d
     for name, own in _identity(head).items():
         if found[name] != own:
             raise ValueError(f"{folder} holds a head with {name}={found[name]}, this one has {own}. Build it alike.")
+    if head.basis != "recursive":
+        raise ValueError(
+            f"{folder} holds rows in the paper's basis, the head is in {head.basis!r}. Load into a MaxSeparationHead "
+            f"with basis='recursive', and turn that with maxsep.change_basis(head, {head.basis!r})."
+        )
     _check_trains(head, optimiser)
     if optimiser is not None and found["optimiser"] is None:
         raise ValueError(f"{folder} was saved without optimiser=, so there is no state to load. Leave it out here too.")
