@@ -85,12 +85,12 @@ def test_certificates_of_the_householder_basis(num_classes):
 def test_certificate_of_the_householder_basis_notices_a_wrong_number(monkeypatch):
     def off_by_a_little(num_classes):
         a, c, d = reflection(num_classes)
-        return a, c * (1 + 1e-9), d
+        return a, c * (1 + 1e-6), d
 
     monkeypatch.setattr(sys.modules["maxsep.simplex"], "reflection", off_by_a_little)
     certificate = certify(1000, basis="householder")
-    assert min(certificate.norm, certificate.mean) > 1e-13
-    assert certificate.cosine > 1e-10
+    assert certificate.norm > 1e-12
+    assert min(certificate.cosine, certificate.mean) > 1e-8
 
 
 def test_bad_basis():

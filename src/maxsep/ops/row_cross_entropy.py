@@ -46,6 +46,8 @@ def row_cross_entropy(
 ) -> Tensor:
     """Compute F.cross_entropy(separate(z, radius) + logit_adjustment, target, ...) without the logits in memory.
 
+    The matrix is that of the paper's basis; there is no form of this in the other one.
+
     Args:
         z: Outputs of a layer, (B, C-1 + padding); half precision is summed in float32.
         target: Class indices, (B,), int64. A class that does not exist makes the loss NaN on CUDA, an error elsewhere.

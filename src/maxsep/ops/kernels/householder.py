@@ -63,7 +63,7 @@ def reflect(
     _write(out + wide * out_column, v, out_mask, total, mean, i, k, a, d, True, ADJOINT)
     if not WHOLE:
         for done in range(0, full - first, BLOCK):
-            j = full - BLOCK - done + tl.arange(0, BLOCK)
-            wide = j.to(tl.int64)[None, :]
-            v = tl.load(x + wide * x_column, mask=row_mask).to(tl.float32)
-            _write(out + wide * out_column, v, row_mask, total, mean, j, k, a, d, False, ADJOINT)
+            i_full = full - BLOCK - done + tl.arange(0, BLOCK)
+            j = i_full.to(tl.int64)[None, :]
+            u = tl.load(x + j * x_column, mask=row_mask).to(tl.float32)
+            _write(out + j * out_column, u, row_mask, total, mean, i_full, k, a, d, False, ADJOINT)
