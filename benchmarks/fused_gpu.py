@@ -19,8 +19,8 @@ chunks that are larger than the promise of memory allows: what fewer launches wo
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
-import math
 import statistics
 import sys
 import time
@@ -98,22 +98,12 @@ def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None):
 def problem(name, num_classes, batch=BATCH, width=WIDTH, dtype=torch.bfloat16):
     torch.manual_seed(0)
     if name.startswith("maxsep"):
-        head = MaxSeparationHead(width, num_classes, bias=False, device="cuda", dtype=dtype)
-        head.basis = "householder" if name == HOUSEHOLDER else "recursive"
+        basis = "householder" if name == HOUSEHOLDER else "recursive"
+        head = MaxSeparationHead(width, num_classes, bias=False, basis=basis, device="cuda", dtype=dtype)
     else:
         head = nn.Linear(width, num_classes, bias=False, device="cuda", dtype=dtype)
     x = torch.randn(batch, width, device="cuda").to(dtype).requires_grad_()
     return head, x, torch.randint(num_classes, (batch,), device="cuda")
-
-
-def logits_of(name, head, x):
-    """The logits as they are defined; in the Householder basis from the sum of a layer's outputs."""
-    if name != HOUSEHOLDER:
-        return head(x)
-    z = F.linear(x, head.weight)
-    k, root = z.shape[1], math.sqrt(z.shape[1] + 1)
-    total = z.sum(1, keepdim=True)
-    return head.radius * root / math.sqrt(k) * torch.cat([z - total / (root**2 + root), -total / root], 1)
 
 
 def check(name, loss, num_classes=10_007):
@@ -121,10 +111,9 @@ def check(name, loss, num_classes=10_007):
     head, x, y = problem(name, num_classes)
     value = loss(head, x, y)
     value.backward()
-    wide = type(head)(WIDTH, num_classes, bias=False, device="cuda", dtype=torch.float64)
-    wide.load_state_dict({**wide.state_dict(), "weight": head.weight.detach().double()})
+    wide = copy.deepcopy(head).double()
     wide_x = x.detach().double().requires_grad_()
-    exact = F.cross_entropy(logits_of(name, wide, wide_x), y)
+    exact = F.cross_entropy(wide(wide_x), y)
     exact.backward()
     found = {"loss": (abs(value.double() - exact) / exact).item()}
     for what, ours, theirs in (("x", x.grad, wide_x.grad), ("weight", head.weight.grad, wide.weight.grad)):

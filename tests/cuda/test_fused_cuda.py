@@ -1,6 +1,5 @@
 """The fused loss where its kernels compile: run these on a GPU (`pytest tests/cuda`)."""
 
-import math
 import sys
 
 import pytest
@@ -27,20 +26,8 @@ def way(request, monkeypatch):
 
 
 def head_for(way, *sizes, **more):
-    head = MaxSeparationHead(*sizes, device="cuda", **more)
-    if way == "householder":
-        head.basis = way
-    return head
-
-
-def logits_of(head, x):
-    """The head's logits; those of the Householder basis as they are defined."""
-    if getattr(head, "basis", "recursive") == "recursive":
-        return head(x)
-    z = F.linear(x, head.weight, head.bias)
-    k, root = z.shape[-1], math.sqrt(z.shape[-1] + 1)
-    total = z.sum(-1, keepdim=True)
-    return head.radius * root / math.sqrt(k) * torch.cat([z - total / (root**2 + root), -total / root], -1)
+    basis = "householder" if way == "householder" else "recursive"
+    return MaxSeparationHead(*sizes, basis=basis, device="cuda", **more)
 
 
 def options(chosen, num_classes):
@@ -60,7 +47,7 @@ def compared(head, x, target, **given):
         parameter.grad = None
     shift = given.pop("adjustment", None)
     given = {name: v.double() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
-    F.cross_entropy(logits_of(wide, wide_x) + (0 if shift is None else shift), target, **given).backward()
+    F.cross_entropy(wide(wide_x) + (0 if shift is None else shift), target, **given).backward()
     exact = [wide_x.grad, *(p.grad for p in wide.parameters())]
     return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(fused, exact, strict=True)]
 
@@ -99,7 +86,7 @@ def test_autocast_with_weights_in_float32(way):
         loss = fused_cross_entropy(head, x, target)
     loss.backward()
     assert loss.dtype == head.weight.grad.dtype == x.grad.dtype == torch.float32
-    exact = F.cross_entropy(logits_of(head, x), target)
+    exact = F.cross_entropy(head(x), target)
     torch.testing.assert_close(loss, exact, rtol=1e-3, atol=1e-3)
     for ours, theirs in zip((x.grad, head.weight.grad), torch.autograd.grad(exact, (x, head.weight)), strict=True):
         assert (ours - theirs).norm() < 2e-2 * theirs.norm()
@@ -181,7 +168,7 @@ def test_captured(way):
     x.normal_()
     graph.replay()
     for ours, theirs in zip(
-        found, torch.autograd.grad(F.cross_entropy(logits_of(head, x), target), head.parameters()), strict=True
+        found, torch.autograd.grad(F.cross_entropy(head(x), target), head.parameters()), strict=True
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
@@ -189,7 +176,7 @@ def test_captured(way):
 def test_labels_of_any_stride(way):
     head, x = head_for(way, 8, 300), torch.randn(3, 8, device="cuda")
     target = torch.tensor([1, 7, 5, 7, 299, 7], device="cuda")[::2]
-    torch.testing.assert_close(fused_cross_entropy(head, x, target), F.cross_entropy(logits_of(head, x), target))
+    torch.testing.assert_close(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
 
 
 def test_no_second_derivatives(way):

@@ -36,8 +36,7 @@ def basis(request):
 
 @pytest.mark.parametrize(("batch", "width"), [(64, 32), (32, 64)], ids=["weight side", "logits side"])
 def test_no_tensor_is_larger_than_the_gradient(batch, width, basis):
-    head = MaxSeparationHead(width, 20_000, bias=False)
-    head.basis = basis
+    head = MaxSeparationHead(width, 20_000, bias=False, basis=basis)
     x, target = torch.randn(batch, width, requires_grad=True), torch.randint(20_000, (batch,))
     row = width * 4
     with LargestTensor() as seen:
@@ -64,8 +63,7 @@ def peak(step):
 @pytest.mark.parametrize(("batch", "width"), [(64, 32), (48, 64)], ids=["weight side", "logits side"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_all_that_is_held_at_once(batch, width, bias, basis):
-    head = MaxSeparationHead(width, 100_000, bias=bias)
-    head.basis = basis
+    head = MaxSeparationHead(width, 100_000, bias=bias, basis=basis)
     x, target = torch.randn(batch, width, requires_grad=True), torch.randint(100_000, (batch,))
     own = head.weight.nbytes + x.nbytes
     taken = peak(lambda: fused_cross_entropy(head, x, target).backward())
