@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from maxsep.checks import (
     IGNORED,
+    Basis,
     Reduction,
     check_count,
     check_floating,
@@ -22,7 +23,6 @@ from maxsep.checks import (
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
-from maxsep.ops.fused.householder import basis_factors
 from maxsep.ops.layer_node import linear_then
 from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.row_cross_entropy import HELD
@@ -95,7 +95,7 @@ class _Layer(NamedTuple):
     bias: Tensor | None
     radius: float
     separate: bool
-    basis: str
+    basis: Basis
 
     @property
     def in_features(self) -> int:
@@ -129,7 +129,7 @@ def _layer_of(head: nn.Module) -> _Layer:
         # a subclass with a forward of its own may compute anything
         if isinstance(head, kind) and type(head).forward is kind.forward:
             radius = 1.0 if isinstance(head, nn.Linear) else head.radius
-            basis = getattr(head, "basis", "recursive")
+            basis = "recursive" if isinstance(head, nn.Linear) else head.basis
             return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead, basis)
     raise TypeError(
         f"head must be a MaxSeparationHead, PlainHead, ScaledHead or nn.Linear, got {type(head).__name__}. "
@@ -207,13 +207,8 @@ def _offset(layer: _Layer, adjustment: Tensor | None) -> Tensor | None:
 
 
 def _behind(layer: _Layer, outputs: Tensor) -> Tensor:
-    """Return logits of outputs, both in the last dimension; those of the Householder basis up to a common shift."""
-    if not layer.separate:
-        return outputs * layer.radius
-    if layer.basis != "householder":
-        return separate(outputs, layer.radius)
-    scale, coefficient = basis_factors(layer.num_classes, layer.radius)
-    return torch.cat([outputs * scale, outputs.sum(-1, keepdim=True) * coefficient], -1)
+    """Return the logits of outputs, both in the last dimension."""
+    return separate(outputs, layer.radius, basis=layer.basis) if layer.separate else outputs * layer.radius
 
 
 def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ import math
 import torch
 from torch import Tensor
 
+from maxsep.simplex import reflection
+
 PIECE = 1 << 15
 """Numbers of a weight that are copied at once, at least; a 256th of it where that is more."""
 
@@ -27,8 +29,8 @@ def basis_factors(num_classes: int, radius: float) -> tuple[float, float]:
     >>> basis_factors(4, 3.0)
     (3.4641016151377544, -1.1547005383792515)
     """
-    scale = radius * math.sqrt(num_classes / (num_classes - 1))
-    return scale, -scale / (1 + math.sqrt(num_classes))
+    a, _, _ = reflection(num_classes)
+    return radius * a, -radius * a / (1 + math.sqrt(num_classes))
 
 
 def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
