@@ -16,10 +16,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from maxsep.ops import padding as layer_padding
+from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.fused import row_losses
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
-from maxsep.ops.triton_scan import adjoint_op, padded_empty, separate_op
+from maxsep.ops.triton_scan import adjoint_op, separate_op
 
 SHARED_MEMORY = 232_448  # what one program may take of a multiprocessor
 launched = []

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.eager import with_derivative
 from maxsep.ops.modes import is_autocasting, is_transformed
-from maxsep.ops.triton_scan import IS_INSTALLED, is_interpreting, on_device_of, padded_empty, takes
+from maxsep.ops.triton_scan import IS_INSTALLED, is_interpreting, on_device_of, takes
 
 UNIT = 8
 """Outputs are padded to a multiple of this: 16 bytes of a 16-bit type."""

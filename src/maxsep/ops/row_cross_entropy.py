@@ -23,6 +23,7 @@ from maxsep.checks import (
     check_smoothing,
 )
 from maxsep.ops import triton_scan
+from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.dispatch import separate, wide_dtype, widened
 from maxsep.ops.eager import with_derivative
 from maxsep.ops.layer_node import Step
@@ -194,7 +195,7 @@ def _gradient(
 
 
 def _gradient_like(upstream: Tensor, z: Tensor, *rest: Any) -> Tensor:
-    return triton_scan.padded_empty(z, tuple(z.shape), z.dtype)
+    return padded_empty(z, tuple(z.shape), z.dtype)
 
 
 class _Plan(NamedTuple):

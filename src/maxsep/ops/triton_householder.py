@@ -13,16 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from maxsep.ops.eager import with_derivative
+from maxsep.ops.adjoint_pair import adjoint_pair
 from maxsep.ops.triton_scan import (
     Tile,
-    adjoint_like,
     as_matrix,
     on_device_of,
     power_of_two,
     reading,
-    remember,
-    separate_like,
     spare,
     split,
     writing,
@@ -33,49 +30,7 @@ LONGEST = 32_768
 """Rows of so many classes fit in the registers of 16 warps."""
 
 
-def _householder(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Return radius * P_H^T x for x (..., C-1 + padding)."""
-    out = separate_like(x, radius, dtype, padding)
-    if out.numel():
-        launch(x, out, out.shape[-1] - 1, radius, adjoint=False)
-    return out
-
-
-def _householder_adjoint(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Return radius * P_H g and zeros, (..., C-1 + padding), with rows that start at multiples of 16 bytes."""
-    out = adjoint_like(g, radius, dtype, padding)
-    if out.numel():
-        launch(g, out, g.shape[-1] - 1, radius, adjoint=True)
-    return out
-
-
-def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return householder_adjoint_rows(g, ctx.radius, ctx.dtype, ctx.padding), None, None, None
-
-
-def _adjoint_backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
-    return householder_rows(x, ctx.radius, ctx.dtype, ctx.padding), None, None, None
-
-
-def _vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return householder_op(x.movedim(in_dims[0] or 0, 0), *rest), 0
-
-
-def _adjoint_vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return householder_adjoint_op(g.movedim(in_dims[0] or 0, 0), *rest), 0
-
-
-householder_op = torch.library.custom_op("maxsep::householder", _householder, mutates_args=())
-householder_adjoint_op = torch.library.custom_op("maxsep::householder_adjoint", _householder_adjoint, mutates_args=())
-householder_op.register_fake(separate_like)
-householder_adjoint_op.register_fake(adjoint_like)
-householder_op.register_vmap(_vmap)
-householder_adjoint_op.register_vmap(_adjoint_vmap)
-householder_rows = with_derivative(householder_op, _householder, _backward, remember)
-householder_adjoint_rows = with_derivative(householder_adjoint_op, _householder_adjoint, _adjoint_backward, remember)
-
-
-def launch(x: Tensor, out: Tensor, k: int, radius: float, *, adjoint: bool) -> None:
+def launch(x: Tensor, out: Tensor, k: int, radius: float, adjoint: bool) -> None:
     """Write the product of x to `out`, each of two dimensions or such that the leading ones are seen as one."""
     from maxsep.ops.kernels.householder import reflect
     from maxsep.ops.kernels.rows import partial_sums
@@ -150,3 +105,6 @@ def choose_tile(rows: int, num_classes: int, column_major: bool) -> tuple[Tile, 
         return Tile(1, 4096, 8), False
     block = power_of_two(num_classes)
     return Tile(max(1, min(power_of_two(rows), 1024 // block)), block, max(1, min(16, block // 1024))), True
+
+
+householder_op, householder_adjoint_op, householder_rows, householder_adjoint_rows = adjoint_pair("householder", launch)

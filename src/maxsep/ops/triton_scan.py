@@ -1,8 +1,7 @@
 """x -> radius * P^T x and its adjoint by one kernel each: torch operators that launch `maxsep.ops.kernels.rows`.
 
-Both are differentiable any number of times, each being the other's gradient, and opaque to a compiler, so that
-`torch.compile` keeps them whole; `separate_rows` and `adjoint_rows` are they, or the short way to the same code. Sums
-are made in float32 in a fixed order: the same input gives the same bits. Any strides are read as they are; only leading
+`separate_rows` and `adjoint_rows` are the operators, or the short way to the same code (`adjoint_pair`). Sums are made
+in float32 in a fixed order: the same input gives the same bits. Any strides are read as they are; only leading
 dimensions that cannot be seen as one are copied first. The C-1 outputs may have padding behind them, up to a multiple
 of 8: it does not count, and its gradient is zero.
 """
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from maxsep.ops.eager import with_derivative
+from maxsep.ops.adjoint_pair import adjoint_pair
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 PROGRAMS = 1024
@@ -52,88 +51,6 @@ def takes(x: Tensor) -> bool:
         and x.shape[-1] < MOST_CLASSES
         and not torch.compiler.is_exporting()
     )
-
-
-def padded_empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor whose rows start at multiples of 16 bytes, so that kernels may load wide words.
-
-    >>> padded_empty(torch.empty(0), (2, 9), torch.float32).stride()
-    (12, 1)
-    """
-    *leading, width = shape
-    unit = 16 // dtype.itemsize
-    length = (width + unit - 1) // unit * unit
-    out = like.new_empty(*leading, length, dtype=dtype)
-    return out if length == width else out[..., :width]
-
-
-def _separate(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Return radius * P^T x for x (..., C-1 + padding)."""
-    out = separate_like(x, radius, dtype, padding)
-    if out.numel():
-        _launch("forward", x, out, out.shape[-1] - 1, radius)
-    return out
-
-
-def _adjoint(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Return radius * P g and zeros, (..., C-1 + padding), with rows that start at multiples of 16 bytes."""
-    out = adjoint_like(g, radius, dtype, padding)
-    if out.numel():
-        _launch("adjoint", g, out, g.shape[-1] - 1, radius)
-    return out
-
-
-def separate_like(x: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Return an uninitialised result for x (..., C-1 + padding), laid out as x is."""
-    num_classes = x.shape[-1] - padding + 1
-    if _is_column_major(x):
-        return x.new_empty_strided((x.shape[0], num_classes), (1, x.shape[0]), dtype=dtype)
-    return x.new_empty(*x.shape[:-1], num_classes, dtype=dtype)
-
-
-def adjoint_like(g: Tensor, radius: float, dtype: torch.dtype, padding: int = 0) -> Tensor:
-    """Return an uninitialised gradient for g (..., C), with rows that start at multiples of 16 bytes."""
-    width = g.shape[-1] - 1 + padding
-    if _is_column_major(g):
-        return g.new_empty_strided((g.shape[0], width), (1, g.shape[0]), dtype=dtype)
-    return padded_empty(g, (*g.shape[:-1], width), dtype)
-
-
-def _is_column_major(x: Tensor) -> bool:
-    # A transposed weight: the result is wanted transposed as well, and as no view, so that it can be changed in place.
-    return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1
-
-
-def remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep what the gradient of such an operator needs: no tensor."""
-    x, ctx.radius, _, ctx.padding = inputs
-    ctx.dtype = x.dtype
-
-
-def _separate_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return adjoint_rows(g, ctx.radius, ctx.dtype, ctx.padding), None, None, None
-
-
-def _adjoint_backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
-    return separate_rows(x, ctx.radius, ctx.dtype, ctx.padding), None, None, None
-
-
-def _separate_vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return separate_op(x.movedim(in_dims[0] or 0, 0), *rest), 0
-
-
-def _adjoint_vmap(info: Any, in_dims: tuple[int | None, ...], g: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return adjoint_op(g.movedim(in_dims[0] or 0, 0), *rest), 0
-
-
-separate_op = torch.library.custom_op("maxsep::separate", _separate, mutates_args=())
-adjoint_op = torch.library.custom_op("maxsep::separate_adjoint", _adjoint, mutates_args=())
-separate_op.register_fake(separate_like)
-adjoint_op.register_fake(adjoint_like)
-separate_op.register_vmap(_separate_vmap)
-adjoint_op.register_vmap(_adjoint_vmap)
-separate_rows = with_derivative(separate_op, _separate, _separate_backward, remember)
-adjoint_rows = with_derivative(adjoint_op, _adjoint, _adjoint_backward, remember)
 
 
 class Tile(NamedTuple):
@@ -176,7 +93,8 @@ def power_of_two(number: int) -> int:
     return 1 << max(4, (number - 1).bit_length())
 
 
-def _launch(name: str, x: Tensor, out: Tensor, k: int, radius: float) -> None:
+def launch(x: Tensor, out: Tensor, k: int, radius: float, adjoint: bool) -> None:
+    """Write the product of x to `out`, each of two dimensions or such that the leading ones are seen as one."""
     from maxsep.ops.kernels import rows as kernels
 
     x, out = as_matrix(x), as_matrix(out)
@@ -185,13 +103,12 @@ def _launch(name: str, x: Tensor, out: Tensor, k: int, radius: float) -> None:
         partial = x
         if plan.chunks > 1:
             partial = x.new_empty(x.shape[0], plan.chunks, dtype=torch.float32)
-            width = k if name == "forward" else k + 1
+            width = k + 1 if adjoint else k
             kernels.partial_sums[plan.grid](
-                x, partial, x.shape[0], width, *plan.source, *plan.shares, WEIGHTED=name == "forward", **plan.sums
+                x, partial, x.shape[0], width, *plan.source, *plan.shares, WEIGHTED=not adjoint, **plan.sums
             )
-        getattr(kernels, name)[plan.grid](
-            x, out, partial, x.shape[0], *plan.source, *plan.target, *plan.shares, **plan.options
-        )
+        kernel = kernels.adjoint if adjoint else kernels.forward
+        kernel[plan.grid](x, out, partial, x.shape[0], *plan.source, *plan.target, *plan.shares, **plan.options)
 
 
 class _Plan(NamedTuple):
@@ -295,3 +212,6 @@ _HERE: AbstractContextManager[object] = nullcontext()
 def is_interpreting() -> bool:
     """Return whether Triton is asked to interpret its programs, which then run on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+separate_op, adjoint_op, separate_rows, adjoint_rows = adjoint_pair("separate", launch)
