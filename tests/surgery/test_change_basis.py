@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead, change_basis, simplex
@@ -186,3 +187,75 @@ def test_a_subclass_keeps_what_it_has():
     turned = maxsep.change_basis(Named(4, 3), H)
     assert type(turned) is Named
     assert turned.note == "kept"
+
+
+class Extended(MaxSeparationHead):
+    """A subclass with parameters that its logits do not need."""
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.adapter = nn.Linear(4, 4)
+
+
+def test_only_weight_and_bias_are_turned():
+    head, x = Extended(6, 5), torch.randn(3, 6)
+    optimiser = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    (head(x).square().sum() + head.adapter(x[:, :4]).square().sum() * head.temperature).backward()
+    optimiser.step()
+    kept = optimiser.state[head.adapter.weight]["momentum_buffer"]
+    turned = change_basis(head, H, optimiser=optimiser)
+    torch.testing.assert_close(turned(x), head(x), atol=1e-6, rtol=1e-5)
+    assert torch.equal(turned.adapter.weight, head.adapter.weight)
+    assert turned.temperature.item() == head.temperature.item()
+    assert optimiser.param_groups[0]["params"] == list(turned.parameters())
+    assert torch.equal(optimiser.state[turned.adapter.weight]["momentum_buffer"], kept)
+
+
+@pytest.mark.parametrize("options", SGD.values(), ids=SGD)
+def test_gradients_that_wait_for_a_step_go_along(options):
+    torch.manual_seed(0)
+    head, x = MaxSeparationHead(4, 5).double(), torch.randn(8, 4).double()
+    optimiser = torch.optim.SGD(head.parameters(), lr=0.1, **options)
+    train(head, optimiser, 1)
+    head(x).square().sum().backward()
+    turned, its_optimiser = copy.deepcopy((head, optimiser))
+    for name, parameter in head.named_parameters():  # a copy of a parameter has no gradient
+        turned.get_parameter(name).grad = parameter.grad.clone()
+    turned = change_basis(turned, H, optimiser=its_optimiser)
+    optimiser.step()
+    its_optimiser.step()
+    torch.testing.assert_close(turned(x), head(x), atol=1e-12, rtol=1e-10)
+
+
+def test_a_head_turned_in_inference_mode_can_be_trained():
+    with torch.inference_mode():
+        turned = change_basis(MaxSeparationHead(4, 3), H)
+        model = change_basis(nn.Sequential(MaxSeparationHead(4, 3)), H)
+    for head in (turned, model[0]):
+        assert not head.weight.is_inference()
+
+
+@pytest.mark.parametrize("computed", ["weight", "bias"])
+def test_a_computed_weight_is_refused(computed):
+    head = parametrizations.weight_norm(MaxSeparationHead(6, 5), computed)
+    model = nn.Sequential(MaxSeparationHead(6, 5), head)
+    with pytest.raises(ValueError, match=rf"computes its {computed} from other parameters.*remove_parametrizations"):
+        change_basis(model, H)
+    assert model[0].basis == R
+    pruned = prune.random_unstructured(MaxSeparationHead(6, 5), computed, 0.5)
+    with pytest.raises(ValueError, match=rf"computes its {computed} from other parameters.*prune.remove"):
+        change_basis(pruned, H)
+
+
+def test_shared_parameters_are_not_torn_apart():
+    first, second = MaxSeparationHead(6, 5), MaxSeparationHead(6, 5)
+    second.weight = first.weight
+    with pytest.raises(ValueError, match=r"head at 'a' shares its parameters with 'b\.weight', and one of its own"):
+        change_basis(nn.ModuleDict({"a": first, "b": second}), H)
+    embedding, head = nn.Embedding(4, 6), MaxSeparationHead(6, 5)
+    head.weight = embedding.weight
+    model = nn.ModuleDict({"words": embedding, "head": head})
+    with pytest.raises(ValueError, match=r"head at 'head' shares its parameters with 'words\.weight'"):
+        change_basis(model, H)
+    assert model["head"].weight is model["words"].weight

@@ -340,3 +340,32 @@ def test_a_head_with_a_forward_of_its_own_is_not_turned_on_the_way(tmp_path):
     folder = maxsep.save(nn.Sequential(Sharpened(4, 3)), tmp_path / "m")
     with pytest.raises(TypeError, match=r"Sharpened has a forward\(\) of its own"):
         maxsep.load(folder, nn.Sequential(Sharpened(4, 3, basis="householder")))
+
+
+class Tied(nn.Module):
+    def __init__(self, basis):
+        super().__init__()
+        self.words, self.head = nn.Embedding(2, 4), MaxSeparationHead(4, 3, basis=basis)
+        self.head.weight = self.words.weight
+
+
+def test_a_weight_that_another_layer_uses_is_not_turned_on_the_way(tmp_path):
+    model = Tied("recursive")
+    folder = maxsep.save(model, tmp_path / "m")
+    same = Tied("recursive")
+    maxsep.load(folder, same)
+    assert torch.equal(same.head(X), model.head(X))
+    refused(folder, Tied("householder"), r"head at 'head' shares its parameters with 'words\.weight'")
+
+
+class Extended(MaxSeparationHead):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.gain = nn.Parameter(torch.rand(2))
+
+
+def test_further_parameters_of_a_head_are_not_turned_on_the_way(tmp_path):
+    model, other = nn.Sequential(Extended(4, 3)), nn.Sequential(Extended(4, 3, basis="householder"))
+    maxsep.load(maxsep.save(model, tmp_path / "m"), other)
+    torch.testing.assert_close(other(X), model(X), atol=1e-6, rtol=1e-5)
+    assert torch.equal(other[0].gain, model[0].gain)

@@ -13,7 +13,7 @@ from maxsep.heads import Head, MaxSeparation, MaxSeparationHead, PlainHead, buil
 from maxsep.heads.base import Identified, linear_from
 from maxsep.heads.registry import name_of
 from maxsep.ops import separate
-from maxsep.surgery.change_basis import check_turnable, turn_rows
+from maxsep.surgery.change_basis import TURNED, check_turnable, refuse_shared, turn_rows
 from maxsep.surgery.locate import find_heads
 from maxsep.surgery.tree import join, submodule
 
@@ -73,7 +73,7 @@ def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module
         if isinstance(target, Head | MaxSeparation):
             _check_same(record, target)
             if isinstance(target, MaxSeparationHead):
-                _turn(state, record, target)
+                _turn(state, record, target, model)
         elif record.kind == MATRIX:
             _merge_into_layer(state, record)
         elif target is not None:
@@ -128,13 +128,14 @@ def _saved_basis(record: HeadRecord) -> Basis:
     return check_basis(record.options.get("basis", "recursive"))
 
 
-def _turn(state: State, record: HeadRecord, head: MaxSeparationHead) -> None:
+def _turn(state: State, record: HeadRecord, head: MaxSeparationHead, model: nn.Module) -> None:
     """Turn the tensors of a saved head into the basis of the one that they go to."""
     source = _saved_basis(record)
     if source == head.basis:
         return
     check_turnable(head)
-    for name, _ in head.named_parameters():
+    refuse_shared(model, head)
+    for name in TURNED:
         key = join(record.path, name)
         if key in state:  # the comparison of names and shapes will say what is missing
             state[key] = turn_rows(state[key], source, head.basis)
