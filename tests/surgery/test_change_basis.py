@@ -229,11 +229,16 @@ def test_gradients_that_wait_for_a_step_go_along(options):
 
 
 def test_a_head_turned_in_inference_mode_can_be_trained():
+    model = nn.Sequential(MaxSeparationHead(4, 5)).double()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimiser, 1, steps=2)
     with torch.inference_mode():
-        turned = change_basis(MaxSeparationHead(4, 3), H)
-        model = change_basis(nn.Sequential(MaxSeparationHead(4, 3)), H)
-    for head in (turned, model[0]):
-        assert not head.weight.is_inference()
+        turned = change_basis(model[0], H)
+        change_basis(model, H, optimiser=optimiser)
+    before = model[0].weight.clone()
+    train(model, optimiser, 2, steps=2)
+    assert not torch.equal(model[0].weight, before)
+    assert not turned.weight.is_inference()
 
 
 @pytest.mark.parametrize("computed", ["weight", "bias"])
@@ -248,14 +253,30 @@ def test_a_computed_weight_is_refused(computed):
         change_basis(pruned, H)
 
 
-def test_shared_parameters_are_not_torn_apart():
-    first, second = MaxSeparationHead(6, 5), MaxSeparationHead(6, 5)
-    second.weight = first.weight
-    with pytest.raises(ValueError, match=r"head at 'a' shares its parameters with 'b\.weight', and one of its own"):
-        change_basis(nn.ModuleDict({"a": first, "b": second}), H)
+def test_heads_that_share_a_weight_go_on_sharing_it():
+    heads, x = nn.ModuleList(MaxSeparationHead(6, 5) for _ in range(2)), torch.randn(3, 6)
+    heads[1].weight = heads[0].weight
+    optimiser = torch.optim.SGD(heads.parameters(), lr=0.1, momentum=0.9)
+    sum(head(x).square().sum() for head in heads).backward()
+    optimiser.step()
+    before = [head(x) for head in heads]
+    change_basis(heads, H, optimiser=optimiser)
+    assert heads[0].weight is heads[1].weight
+    assert optimiser.param_groups[0]["params"] == list(heads.parameters())
+    assert set(optimiser.state) == set(heads.parameters())
+    for head, logits in zip(heads, before, strict=True):
+        torch.testing.assert_close(head(x), logits, atol=1e-6, rtol=1e-5)
+
+
+def test_what_something_else_needs_as_it_is_is_not_turned():
     embedding, head = nn.Embedding(4, 6), MaxSeparationHead(6, 5)
     head.weight = embedding.weight
     model = nn.ModuleDict({"words": embedding, "head": head})
-    with pytest.raises(ValueError, match=r"head at 'head' shares its parameters with 'words\.weight'"):
+    with pytest.raises(ValueError, match=r"head at 'head' shares a parameter with 'words\.weight', for which it would"):
         change_basis(model, H)
-    assert model["head"].weight is model["words"].weight
+    assert model["head"] is head
+    assert head.basis == R
+    turned = MaxSeparationHead(6, 5, basis=H)
+    turned.weight = head.weight
+    with pytest.raises(ValueError, match=r"head at '0' shares a parameter with '1\.weight'"):
+        change_basis(nn.Sequential(head, turned), H)

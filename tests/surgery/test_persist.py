@@ -355,7 +355,19 @@ def test_a_weight_that_another_layer_uses_is_not_turned_on_the_way(tmp_path):
     same = Tied("recursive")
     maxsep.load(folder, same)
     assert torch.equal(same.head(X), model.head(X))
-    refused(folder, Tied("householder"), r"head at 'head' shares its parameters with 'words\.weight'")
+    refused(folder, Tied("householder"), r"head at 'head' shares a parameter with 'words\.weight'")
+
+
+def test_heads_that_share_a_weight_are_turned_together_on_the_way(tmp_path):
+    def tied(basis):
+        heads = nn.ModuleList(MaxSeparationHead(4, 3, basis=basis) for _ in range(2))
+        heads[1].weight = heads[0].weight
+        return heads
+
+    model, other = tied("recursive"), tied("householder")
+    maxsep.load(maxsep.save(model, tmp_path / "m"), other)
+    for own, loaded in zip(model, other, strict=True):
+        torch.testing.assert_close(loaded(X), own(X), atol=1e-6, rtol=1e-5)
 
 
 class Extended(MaxSeparationHead):

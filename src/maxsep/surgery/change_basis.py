@@ -7,6 +7,7 @@ turning the rows of the weight and of the bias by Q changes no logit. Both facto
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -55,19 +56,18 @@ def change_basis(
         raise TypeError(f"change_basis takes a model or a head, got {type(model_or_head).__name__}. Pass an nn.Module.")
     refuse_wrapped(model_or_head)
     heads = _heads_to_turn(model_or_head, basis)
-    for head in heads:
-        refuse_shared(model_or_head, head)
+    refuse_shared(model_or_head, heads)
     if optimiser is not None:
         for head in heads:  # all before any is turned
             _check_optimiser(optimiser, head)
     with torch.inference_mode(False), torch.no_grad():  # what is made can be trained on, wherever the call stands
-        turned = [_turned(head, basis) for head in heads]
-    for head, new in zip(heads, turned, strict=True):
-        if optimiser is not None:
-            _turn_optimiser(optimiser, head, new)
-        for place, module in list(model_or_head.named_modules(remove_duplicate=False)):
-            if module is head and place:
-                swap(model_or_head, place, new)
+        turned = _turned(heads, basis)
+        for head, new in zip(heads, turned, strict=True):
+            if optimiser is not None:
+                _turn_optimiser(optimiser, head, new)
+            for place, module in list(model_or_head.named_modules(remove_duplicate=False)):
+                if module is head and place:
+                    swap(model_or_head, place, new)
     return turned[0] if turned and isinstance(model_or_head, MaxSeparationHead) else model_or_head
 
 
@@ -127,36 +127,34 @@ def check_turnable(head: MaxSeparationHead) -> None:
             )
 
 
-def refuse_shared(model: nn.Module, head: MaxSeparationHead) -> None:
-    """Raise if another module of a model uses a parameter of the head: turned for one, it would be wrong for both.
+def refuse_shared(model: nn.Module, heads: Sequence[MaxSeparationHead]) -> None:
+    """Raise if a module beside the heads that are to be turned uses a parameter of theirs.
 
     >>> model = nn.Sequential(MaxSeparationHead(4, 3))
-    >>> refuse_shared(model, model[0])
+    >>> refuse_shared(model, [model[0]])
     """
-    own, inside = {id(parameter) for parameter in head.parameters()}, set(head.modules())
-    places = {path: module for path, module in model.named_modules() if module not in inside}
-    shared = [
-        join(path, name)
-        for path, module in places.items()
-        for name, parameter in module._parameters.items()
-        if id(parameter) in own
-    ]
-    if shared:
-        path = next(path for path, module in model.named_modules() if module is head)
-        raise ValueError(
-            f"the head at {path!r} shares its parameters with {', '.join(map(repr, shared))}, and one of its own in "
-            "another basis would untie them. Give the head parameters of its own first."
-        )
+    inside = {module for head in heads for module in head.modules()}
+    places = {
+        id(parameter): path for path, head in model.named_modules() if head in inside for parameter in head.parameters()
+    }
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in places and module not in inside:
+                raise ValueError(
+                    f"the head at {places[id(parameter)]!r} shares a parameter with {join(path, name)!r}, for which it "
+                    "would be wrong after turning. Give the head parameters of its own first."
+                )
 
 
-def _turned(head: MaxSeparationHead, basis: Basis) -> MaxSeparationHead:
-    new = copy.deepcopy(head)
-    new._basis = basis
-    for name in TURNED:
-        rows = getattr(head, name)
-        if rows is not None:
-            new.get_parameter(name).copy_(turn_rows(rows, head.basis, basis))
-    return new
+def _turned(heads: list[MaxSeparationHead], basis: Basis) -> list[MaxSeparationHead]:
+    copies = copy.deepcopy(heads)  # together: what they share stays shared
+    for head, new in zip(heads, copies, strict=True):
+        new._basis = basis
+        for name in TURNED:
+            rows = getattr(head, name)
+            if rows is not None:
+                new.get_parameter(name).copy_(turn_rows(rows, head.basis, basis))
+    return copies
 
 
 def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) -> None:
@@ -168,7 +166,6 @@ def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) 
         )
 
 
-@torch.no_grad()
 def _turn_optimiser(optimiser: torch.optim.Optimizer, old: MaxSeparationHead, new: MaxSeparationHead) -> None:
     for name, parameter in old.named_parameters():
         target = old.basis if name not in TURNED else new.basis
