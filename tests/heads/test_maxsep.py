@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from maxsep import MaxSeparation, MaxSeparationHead, heads, separate, simplex
+from maxsep.heads import registry
 
 H = "householder"
 
@@ -137,6 +138,24 @@ def test_other_heads_have_no_basis_to_choose(name):
 
 def test_the_registry_passes_the_basis_on():
     assert heads.build("maxsep", 12, 5, basis=H).basis == H
+
+
+def test_the_registry_passes_the_basis_on_to_a_head_that_passes_its_options_on(monkeypatch):
+    class Own(MaxSeparationHead):
+        def __init__(self, *given, **options):
+            super().__init__(*given, **options)
+
+    monkeypatch.setitem(registry._heads, "own", Own)
+    assert heads.build("own", 12, 5, basis=H).basis == H
+
+
+@pytest.mark.parametrize("number", [2.0, -1.0, 0.5])
+def test_a_state_dict_of_a_basis_that_nobody_knows_is_refused(number):
+    head = MaxSeparationHead(12, 5, basis=H)
+    state = head.state_dict() | {"_extra_state": torch.tensor([5.0, 1.0, number])}
+    told = rf"in basis number {number:g}, but this version knows 0 \(recursive\), 1 \(householder\)\. Load it with"
+    with pytest.raises(ValueError, match=told):
+        head.load_state_dict(state)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -51,7 +51,8 @@ def test_rarer_classes_have_larger_margins(counts):
     assert max(margins) == pytest.approx(0.5)
     assert min(margins) > 0
     pairs = sorted(zip(counts, margins, strict=True))
-    assert all(a >= b for (_, a), (_, b) in itertools.pairwise(pairs))
+    # powers of equal numbers may differ in their last bit, inside a vector register and behind it
+    assert all(a >= b * (1 - 1e-6) for (_, a), (_, b) in itertools.pairwise(pairs))
 
 
 @given(counts=counts, seed=st.integers(0, 9))

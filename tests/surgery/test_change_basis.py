@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead, change_basis, simplex
@@ -186,3 +187,96 @@ def test_a_subclass_keeps_what_it_has():
     turned = maxsep.change_basis(Named(4, 3), H)
     assert type(turned) is Named
     assert turned.note == "kept"
+
+
+class Extended(MaxSeparationHead):
+    """A subclass with parameters that its logits do not need."""
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.adapter = nn.Linear(4, 4)
+
+
+def test_only_weight_and_bias_are_turned():
+    head, x = Extended(6, 5), torch.randn(3, 6)
+    optimiser = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    (head(x).square().sum() + head.adapter(x[:, :4]).square().sum() * head.temperature).backward()
+    optimiser.step()
+    kept = optimiser.state[head.adapter.weight]["momentum_buffer"]
+    turned = change_basis(head, H, optimiser=optimiser)
+    torch.testing.assert_close(turned(x), head(x), atol=1e-6, rtol=1e-5)
+    assert torch.equal(turned.adapter.weight, head.adapter.weight)
+    assert turned.temperature.item() == head.temperature.item()
+    assert optimiser.param_groups[0]["params"] == list(turned.parameters())
+    assert torch.equal(optimiser.state[turned.adapter.weight]["momentum_buffer"], kept)
+
+
+@pytest.mark.parametrize("options", SGD.values(), ids=SGD)
+def test_gradients_that_wait_for_a_step_go_along(options):
+    torch.manual_seed(0)
+    head, x = MaxSeparationHead(4, 5).double(), torch.randn(8, 4).double()
+    optimiser = torch.optim.SGD(head.parameters(), lr=0.1, **options)
+    train(head, optimiser, 1)
+    head(x).square().sum().backward()
+    turned, its_optimiser = copy.deepcopy((head, optimiser))
+    for name, parameter in head.named_parameters():  # a copy of a parameter has no gradient
+        turned.get_parameter(name).grad = parameter.grad.clone()
+    turned = change_basis(turned, H, optimiser=its_optimiser)
+    optimiser.step()
+    its_optimiser.step()
+    torch.testing.assert_close(turned(x), head(x), atol=1e-12, rtol=1e-10)
+
+
+def test_a_head_turned_in_inference_mode_can_be_trained():
+    model = nn.Sequential(MaxSeparationHead(4, 5)).double()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimiser, 1, steps=2)
+    with torch.inference_mode():
+        turned = change_basis(model[0], H)
+        change_basis(model, H, optimiser=optimiser)
+    before = model[0].weight.clone()
+    train(model, optimiser, 2, steps=2)
+    assert not torch.equal(model[0].weight, before)
+    assert not turned.weight.is_inference()
+
+
+@pytest.mark.parametrize("computed", ["weight", "bias"])
+def test_a_computed_weight_is_refused(computed):
+    head = parametrizations.weight_norm(MaxSeparationHead(6, 5), computed)
+    model = nn.Sequential(MaxSeparationHead(6, 5), head)
+    with pytest.raises(ValueError, match=rf"computes its {computed} from other parameters.*remove_parametrizations"):
+        change_basis(model, H)
+    assert model[0].basis == R
+    pruned = prune.random_unstructured(MaxSeparationHead(6, 5), computed, 0.5)
+    with pytest.raises(ValueError, match=rf"computes its {computed} from other parameters.*prune.remove"):
+        change_basis(pruned, H)
+
+
+def test_heads_that_share_a_weight_go_on_sharing_it():
+    heads, x = nn.ModuleList(MaxSeparationHead(6, 5) for _ in range(2)), torch.randn(3, 6)
+    heads[1].weight = heads[0].weight
+    optimiser = torch.optim.SGD(heads.parameters(), lr=0.1, momentum=0.9)
+    sum(head(x).square().sum() for head in heads).backward()
+    optimiser.step()
+    before = [head(x) for head in heads]
+    change_basis(heads, H, optimiser=optimiser)
+    assert heads[0].weight is heads[1].weight
+    assert optimiser.param_groups[0]["params"] == list(heads.parameters())
+    assert set(optimiser.state) == set(heads.parameters())
+    for head, logits in zip(heads, before, strict=True):
+        torch.testing.assert_close(head(x), logits, atol=1e-6, rtol=1e-5)
+
+
+def test_what_something_else_needs_as_it_is_is_not_turned():
+    embedding, head = nn.Embedding(4, 6), MaxSeparationHead(6, 5)
+    head.weight = embedding.weight
+    model = nn.ModuleDict({"words": embedding, "head": head})
+    with pytest.raises(ValueError, match=r"head at 'head' shares a parameter with 'words\.weight', for which it would"):
+        change_basis(model, H)
+    assert model["head"] is head
+    assert head.basis == R
+    turned = MaxSeparationHead(6, 5, basis=H)
+    turned.weight = head.weight
+    with pytest.raises(ValueError, match=r"head at '0' shares a parameter with '1\.weight'"):
+        change_basis(nn.Sequential(head, turned), H)

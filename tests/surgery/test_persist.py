@@ -340,3 +340,44 @@ def test_a_head_with_a_forward_of_its_own_is_not_turned_on_the_way(tmp_path):
     folder = maxsep.save(nn.Sequential(Sharpened(4, 3)), tmp_path / "m")
     with pytest.raises(TypeError, match=r"Sharpened has a forward\(\) of its own"):
         maxsep.load(folder, nn.Sequential(Sharpened(4, 3, basis="householder")))
+
+
+class Tied(nn.Module):
+    def __init__(self, basis):
+        super().__init__()
+        self.words, self.head = nn.Embedding(2, 4), MaxSeparationHead(4, 3, basis=basis)
+        self.head.weight = self.words.weight
+
+
+def test_a_weight_that_another_layer_uses_is_not_turned_on_the_way(tmp_path):
+    model = Tied("recursive")
+    folder = maxsep.save(model, tmp_path / "m")
+    same = Tied("recursive")
+    maxsep.load(folder, same)
+    assert torch.equal(same.head(X), model.head(X))
+    refused(folder, Tied("householder"), r"head at 'head' shares a parameter with 'words\.weight'")
+
+
+def test_heads_that_share_a_weight_are_turned_together_on_the_way(tmp_path):
+    def tied(basis):
+        heads = nn.ModuleList(MaxSeparationHead(4, 3, basis=basis) for _ in range(2))
+        heads[1].weight = heads[0].weight
+        return heads
+
+    model, other = tied("recursive"), tied("householder")
+    maxsep.load(maxsep.save(model, tmp_path / "m"), other)
+    for own, loaded in zip(model, other, strict=True):
+        torch.testing.assert_close(loaded(X), own(X), atol=1e-6, rtol=1e-5)
+
+
+class Extended(MaxSeparationHead):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.gain = nn.Parameter(torch.rand(2))
+
+
+def test_further_parameters_of_a_head_are_not_turned_on_the_way(tmp_path):
+    model, other = nn.Sequential(Extended(4, 3)), nn.Sequential(Extended(4, 3, basis="householder"))
+    maxsep.load(maxsep.save(model, tmp_path / "m"), other)
+    torch.testing.assert_close(other(X), model(X), atol=1e-6, rtol=1e-5)
+    assert torch.equal(other[0].gain, model[0].gain)

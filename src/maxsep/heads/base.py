@@ -61,7 +61,14 @@ class Identified(nn.Module):
                 f"this state dict was trained at radius {radius}, but the head has radius {self.radius}: "
                 f"its logits would be {self.radius / radius:.3g} times what they were. Build it with radius={radius}."
             )
-        basis = get_args(Basis)[round(number[0]) if number else 0]
+        known = dict(enumerate(get_args(Basis)))
+        basis = known.get(number[0] if number else 0)
+        if basis is None:
+            raise ValueError(
+                f"this state dict is of a head in basis number {number[0]:g}, but this version knows "
+                f"{', '.join(f'{place} ({name})' for place, name in known.items())}. Load it with the version that "
+                "wrote it, and save it there in one of these."
+            )
         if basis != self.basis:
             raise ValueError(
                 f"this state dict is of a head in the basis {basis!r}, but the head is in {self.basis!r}: its logits "

@@ -61,9 +61,17 @@ def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **
         raise ValueError(
             f"unknown head {name!r}. Known: {', '.join(names())}. Add your own with maxsep.heads.register."
         )
-    if "basis" in options and "basis" not in inspect.signature(_heads[name]).parameters:
+    if "basis" in options and not _takes_basis(_heads[name]):
         raise TypeError(
             f"the head {name!r} has no basis to choose, got basis={options['basis']!r}. "
             "Leave basis out, or take the head 'maxsep'."
         )
     return _heads[name](in_features, num_classes, radius, **options)
+
+
+def _takes_basis(head: type[Head]) -> bool:
+    """Say whether a head takes basis=, by name or through **options that a head above it does."""
+    parameters = inspect.signature(head).parameters
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    above = (parent for parent in head.__bases__ if issubclass(parent, Head))
+    return "basis" in parameters or (passes_on and any(_takes_basis(parent) for parent in above))

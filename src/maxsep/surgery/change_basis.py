@@ -7,6 +7,7 @@ turning the rows of the weight and of the bias by Q changes no logit. Both facto
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,12 @@ from maxsep.heads import MaxSeparation, MaxSeparationHead
 from maxsep.ops import adjoint, separate
 from maxsep.surgery.locate import find_heads
 from maxsep.surgery.optimiser_state import check_trains, replace_parameter
-from maxsep.surgery.tree import refuse_wrapped, swap
+from maxsep.surgery.tree import join, refuse_wrapped, swap
 
-__all__ = ["change_basis", "check_turnable", "turn_rows"]
+__all__ = ["TURNED", "change_basis", "check_turnable", "refuse_shared", "turn_rows"]
 
+TURNED = ("weight", "bias")
+"""What has a row per coordinate; a subclass may have further parameters, which stay as they are."""
 NUMBERS = 1 << 24
 """How many numbers are turned at a time: their copies in float64 take a few hundred megabytes, at any size."""
 
@@ -37,7 +40,7 @@ def change_basis(
         model_or_head: A model with a MaxSeparationHead, or such a head itself.
         basis: `recursive`, the paper's, or `householder`.
         optimiser: SGD that trains it: it is pointed to the new parameters, and its momentum is turned with them, so
-            that training goes on as if nothing had happened.
+            that training goes on as if nothing had happened. Gradients that wait for its step are turned too.
 
     Pitfall: Adam's second moments belong to single coordinates and cannot be turned. Change the basis before training,
     or build a new optimiser, which starts its moments anew. Without `optimiser=`, one that exists goes on training the
@@ -53,16 +56,18 @@ def change_basis(
         raise TypeError(f"change_basis takes a model or a head, got {type(model_or_head).__name__}. Pass an nn.Module.")
     refuse_wrapped(model_or_head)
     heads = _heads_to_turn(model_or_head, basis)
+    refuse_shared(model_or_head, heads)
     if optimiser is not None:
         for head in heads:  # all before any is turned
             _check_optimiser(optimiser, head)
-    turned = [_turned(head, basis) for head in heads]
-    for head, new in zip(heads, turned, strict=True):
-        if optimiser is not None:
-            _turn_optimiser(optimiser, head, new)
-        for place, module in list(model_or_head.named_modules(remove_duplicate=False)):
-            if module is head and place:
-                swap(model_or_head, place, new)
+    with torch.inference_mode(False), torch.no_grad():  # what is made can be trained on, wherever the call stands
+        turned = _turned(heads, basis)
+        for head, new in zip(heads, turned, strict=True):
+            if optimiser is not None:
+                _turn_optimiser(optimiser, head, new)
+            for place, module in list(model_or_head.named_modules(remove_duplicate=False)):
+                if module is head and place:
+                    swap(model_or_head, place, new)
     return turned[0] if turned and isinstance(model_or_head, MaxSeparationHead) else model_or_head
 
 
@@ -103,10 +108,17 @@ def _heads_to_turn(model: nn.Module, basis: Basis) -> list[MaxSeparationHead]:
 
 
 def check_turnable(head: MaxSeparationHead) -> None:
-    """Raise if a subclass computes its logits in a way of its own.
+    """Raise if a subclass computes its logits in a way of its own, or something else computes its weight or bias.
 
     >>> check_turnable(MaxSeparationHead(4, 3))
     """
+    for name in TURNED:
+        if name not in head._parameters:
+            raise ValueError(
+                f"{type(head).__name__} computes its {name} from other parameters (weight or spectral normalisation, "
+                "pruning), which cannot be turned. Make it a plain parameter first, with "
+                "torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove."
+            )
     for name in ("forward", "layer"):
         if getattr(type(head), name) is not getattr(MaxSeparationHead, name):
             raise TypeError(
@@ -115,13 +127,34 @@ def check_turnable(head: MaxSeparationHead) -> None:
             )
 
 
-@torch.no_grad()
-def _turned(head: MaxSeparationHead, basis: Basis) -> MaxSeparationHead:
-    new = copy.deepcopy(head)
-    new._basis = basis
-    for name, parameter in head.named_parameters():
-        new.get_parameter(name).copy_(turn_rows(parameter, head.basis, basis))
-    return new
+def refuse_shared(model: nn.Module, heads: Sequence[MaxSeparationHead]) -> None:
+    """Raise if a module beside the heads that are to be turned uses a parameter of theirs.
+
+    >>> model = nn.Sequential(MaxSeparationHead(4, 3))
+    >>> refuse_shared(model, [model[0]])
+    """
+    inside = {module for head in heads for module in head.modules()}
+    places = {
+        id(parameter): path for path, head in model.named_modules() if head in inside for parameter in head.parameters()
+    }
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in places and module not in inside:
+                raise ValueError(
+                    f"the head at {places[id(parameter)]!r} shares a parameter with {join(path, name)!r}, for which it "
+                    "would be wrong after turning. Give the head parameters of its own first."
+                )
+
+
+def _turned(heads: list[MaxSeparationHead], basis: Basis) -> list[MaxSeparationHead]:
+    copies = copy.deepcopy(heads)  # together: what they share stays shared
+    for head, new in zip(heads, copies, strict=True):
+        new._basis = basis
+        for name in TURNED:
+            rows = getattr(head, name)
+            if rows is not None:
+                new.get_parameter(name).copy_(turn_rows(rows, head.basis, basis))
+    return copies
 
 
 def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) -> None:
@@ -133,12 +166,15 @@ def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) 
         )
 
 
-@torch.no_grad()
 def _turn_optimiser(optimiser: torch.optim.Optimizer, old: MaxSeparationHead, new: MaxSeparationHead) -> None:
     for name, parameter in old.named_parameters():
-        replace_parameter(optimiser, parameter, new.get_parameter(name))
+        target = old.basis if name not in TURNED else new.basis
+        its_new = new.get_parameter(name)
+        replace_parameter(optimiser, parameter, its_new)
+        if parameter.grad is not None:
+            its_new.grad = turn_rows(parameter.grad, old.basis, target)
         state = optimiser.state.pop(parameter, {})
         if state.get("momentum_buffer") is not None:
-            state["momentum_buffer"] = turn_rows(state["momentum_buffer"], old.basis, new.basis)
+            state["momentum_buffer"] = turn_rows(state["momentum_buffer"], old.basis, target)
         if state:
-            optimiser.state[new.get_parameter(name)] = state
+            optimiser.state[its_new] = state

@@ -13,7 +13,7 @@ from maxsep.heads import Head, MaxSeparation, MaxSeparationHead, PlainHead, buil
 from maxsep.heads.base import Identified, linear_from
 from maxsep.heads.registry import name_of
 from maxsep.ops import separate
-from maxsep.surgery.change_basis import check_turnable, turn_rows
+from maxsep.surgery.change_basis import TURNED, check_turnable, refuse_shared, turn_rows
 from maxsep.surgery.locate import find_heads
 from maxsep.surgery.tree import join, submodule
 
@@ -68,16 +68,19 @@ def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module
     """
     state = dict(state)
     modules = dict(model.named_modules(remove_duplicate=False))
+    turned = []
     for record in records:
         target = modules.get(record.path)
         if isinstance(target, Head | MaxSeparation):
             _check_same(record, target)
-            if isinstance(target, MaxSeparationHead):
+            if isinstance(target, MaxSeparationHead) and _saved_basis(record) != target.basis:
                 _turn(state, record, target)
+                turned.append(target)
         elif record.kind == MATRIX:
             _merge_into_layer(state, record)
         elif target is not None:
             _replace(state, record.path, _folded_state(state, record))
+    refuse_shared(model, turned)
     saved = {record.path for record in records}
     for path, head in modules.items():
         if isinstance(head, Head) and path not in saved:
@@ -131,10 +134,8 @@ def _saved_basis(record: HeadRecord) -> Basis:
 def _turn(state: State, record: HeadRecord, head: MaxSeparationHead) -> None:
     """Turn the tensors of a saved head into the basis of the one that they go to."""
     source = _saved_basis(record)
-    if source == head.basis:
-        return
     check_turnable(head)
-    for name, _ in head.named_parameters():
+    for name in TURNED:
         key = join(record.path, name)
         if key in state:  # the comparison of names and shapes will say what is missing
             state[key] = turn_rows(state[key], source, head.basis)
