@@ -7,7 +7,6 @@ turning the rows of the weight and of the bias by Q changes no logit. Both facto
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,11 @@ from maxsep.heads import MaxSeparation, MaxSeparationHead
 from maxsep.ops import adjoint, separate
 from maxsep.surgery.locate import find_heads
 from maxsep.surgery.optimiser_state import check_trains, replace_parameter
-from maxsep.surgery.tree import join, refuse_wrapped, swap
+from maxsep.surgery.own_parameters import ROWS, refuse_computed, refuse_shared
+from maxsep.surgery.tree import refuse_wrapped, swap
 
-__all__ = ["TURNED", "change_basis", "check_turnable", "refuse_shared", "turn_rows"]
+__all__ = ["change_basis", "check_turnable", "turn_rows"]
 
-TURNED = ("weight", "bias")
-"""What has a row per coordinate; a subclass may have further parameters, which stay as they are."""
 NUMBERS = 1 << 24
 """How many numbers are turned at a time: their copies in float64 take a few hundred megabytes, at any size."""
 
@@ -56,7 +54,7 @@ def change_basis(
         raise TypeError(f"change_basis takes a model or a head, got {type(model_or_head).__name__}. Pass an nn.Module.")
     refuse_wrapped(model_or_head)
     heads = _heads_to_turn(model_or_head, basis)
-    refuse_shared(model_or_head, heads)
+    refuse_shared(model_or_head, heads, "turned")
     if optimiser is not None:
         for head in heads:  # all before any is turned
             _check_optimiser(optimiser, head)
@@ -112,13 +110,7 @@ def check_turnable(head: MaxSeparationHead) -> None:
 
     >>> check_turnable(MaxSeparationHead(4, 3))
     """
-    for name in TURNED:
-        if name not in head._parameters:
-            raise ValueError(
-                f"{type(head).__name__} computes its {name} from other parameters (weight or spectral normalisation, "
-                "pruning), which cannot be turned. Make it a plain parameter first, with "
-                "torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove."
-            )
+    refuse_computed(head, "turned")
     for name in ("forward", "layer"):
         if getattr(type(head), name) is not getattr(MaxSeparationHead, name):
             raise TypeError(
@@ -127,30 +119,11 @@ def check_turnable(head: MaxSeparationHead) -> None:
             )
 
 
-def refuse_shared(model: nn.Module, heads: Sequence[MaxSeparationHead]) -> None:
-    """Raise if a module beside the heads that are to be turned uses a parameter of theirs.
-
-    >>> model = nn.Sequential(MaxSeparationHead(4, 3))
-    >>> refuse_shared(model, [model[0]])
-    """
-    inside = {module for head in heads for module in head.modules()}
-    places = {
-        id(parameter): path for path, head in model.named_modules() if head in inside for parameter in head.parameters()
-    }
-    for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            if id(parameter) in places and module not in inside:
-                raise ValueError(
-                    f"the head at {places[id(parameter)]!r} shares a parameter with {join(path, name)!r}, for which it "
-                    "would be wrong after turning. Give the head parameters of its own first."
-                )
-
-
 def _turned(heads: list[MaxSeparationHead], basis: Basis) -> list[MaxSeparationHead]:
     copies = copy.deepcopy(heads)  # together: what they share stays shared
     for head, new in zip(heads, copies, strict=True):
         new._basis = basis
-        for name in TURNED:
+        for name in ROWS:  # a subclass may have further parameters, which stay as they are
             rows = getattr(head, name)
             if rows is not None:
                 new.get_parameter(name).copy_(turn_rows(rows, head.basis, basis))
@@ -168,7 +141,7 @@ def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) 
 
 def _turn_optimiser(optimiser: torch.optim.Optimizer, old: MaxSeparationHead, new: MaxSeparationHead) -> None:
     for name, parameter in old.named_parameters():
-        target = old.basis if name not in TURNED else new.basis
+        target = old.basis if name not in ROWS else new.basis
         its_new = new.get_parameter(name)
         replace_parameter(optimiser, parameter, its_new)
         if parameter.grad is not None:

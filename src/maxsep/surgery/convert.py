@@ -13,8 +13,9 @@ from maxsep.heads import Head, MaxSeparation, MaxSeparationHead, PlainHead, buil
 from maxsep.heads.base import Identified, linear_from
 from maxsep.heads.registry import name_of
 from maxsep.ops import separate
-from maxsep.surgery.change_basis import TURNED, check_turnable, refuse_shared, turn_rows
+from maxsep.surgery.change_basis import check_turnable, turn_rows
 from maxsep.surgery.locate import find_heads
+from maxsep.surgery.own_parameters import ROWS, refuse_shared
 from maxsep.surgery.tree import join, submodule
 
 __all__ = ["HeadRecord", "fit_to_model", "records_of"]
@@ -80,7 +81,7 @@ def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module
             _merge_into_layer(state, record)
         elif target is not None:
             _replace(state, record.path, _folded_state(state, record))
-    refuse_shared(model, turned)
+    refuse_shared(model, turned, "turned")
     saved = {record.path for record in records}
     for path, head in modules.items():
         if isinstance(head, Head) and path not in saved:
@@ -135,7 +136,7 @@ def _turn(state: State, record: HeadRecord, head: MaxSeparationHead) -> None:
     """Turn the tensors of a saved head into the basis of the one that they go to."""
     source = _saved_basis(record)
     check_turnable(head)
-    for name in TURNED:
+    for name in ROWS:
         key = join(record.path, name)
         if key in state:  # the comparison of names and shapes will say what is missing
             state[key] = turn_rows(state[key], source, head.basis)

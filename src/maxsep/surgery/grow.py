@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from maxsep.checks import check_count
 from maxsep.heads import ETFHead, Head, MaxSeparationHead
@@ -11,6 +11,7 @@ from maxsep.surgery.follow import follow_num_classes
 from maxsep.surgery.growth import grow_rows
 from maxsep.surgery.locate import find_heads
 from maxsep.surgery.optimiser_state import carry_optimiser_state, check_can_carry
+from maxsep.surgery.own_parameters import ROWS, refuse_computed, refuse_shared
 from maxsep.surgery.tree import refuse_wrapped, swap
 
 __all__ = ["grow"]
@@ -45,12 +46,13 @@ def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.O
     refuse_wrapped(model_or_head)
     heads = find_heads(model_or_head)
     _check_heads(model_or_head, heads)
-    grown = [_grown(head, new_classes) for _, head in heads]
-    if optimiser is not None:
-        for _, head in heads:  # all before any is carried
-            check_can_carry(optimiser, head)
-        for (_, head), new in zip(heads, grown, strict=True):
-            carry_optimiser_state(optimiser, head, new)
+    with torch.inference_mode(False), torch.no_grad():  # what is made can be trained on, wherever the call stands
+        grown = _all_grown([head for _, head in heads], new_classes)
+        if optimiser is not None:
+            for _, head in heads:  # all before any is carried
+                check_can_carry(optimiser, head)
+            for (_, head), new in zip(heads, grown, strict=True):
+                carry_optimiser_state(optimiser, head, new)
     if isinstance(model_or_head, Head):
         return grown[0]
     for (path, head), new in zip(heads, grown, strict=True):
@@ -79,6 +81,9 @@ def _check_heads(model: nn.Module, heads: list[tuple[str, Head]]) -> None:
                 "which a simplex contains the smaller ones, can grow. Call maxsep.change_basis(model, 'recursive') "
                 f"first, grow, and change back with maxsep.change_basis(model, {head.basis!r})."
             )
+        if isinstance(head, MaxSeparationHead):
+            refuse_computed(head, "grown")
+    refuse_shared(model, [head for _, head in heads], "grown")
     if len({head.num_classes for _, head in heads}) > 1:
         told = ", ".join(f"{path!r}: {head.num_classes} classes" for path, head in heads)
         raise ValueError(
@@ -87,10 +92,19 @@ def _check_heads(model: nn.Module, heads: list[tuple[str, Head]]) -> None:
         )
 
 
+def _all_grown(heads: list[Head], new_classes: int) -> list[Head]:
+    grown = [_grown(head, new_classes) for head in heads]
+    first: dict[Tensor | None, Tensor | None] = {None: None}
+    for head, new in zip(heads, grown, strict=True):
+        for name in ROWS:
+            if name in new._parameters:  # what heads share stays shared
+                setattr(new, name, first.setdefault(getattr(head, name), getattr(new, name)))
+    return grown
+
+
 def _grown(head: Head, new_classes: int) -> Head:
     assert isinstance(head, MaxSeparationHead | ETFHead)
-    with torch.no_grad():
-        new = _grown_etf(head, new_classes) if isinstance(head, ETFHead) else _grown_maxsep(head, new_classes)
+    new = _grown_etf(head, new_classes) if isinstance(head, ETFHead) else _grown_maxsep(head, new_classes)
     new.train(head.training)
     for name, parameter in head.named_parameters():
         new.get_parameter(name).requires_grad_(parameter.requires_grad)
