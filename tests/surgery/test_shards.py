@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from maxsep import MaxSeparationHead, change_basis
+from maxsep import MaxSeparationHead, change_basis, load
 from maxsep.heads import ClassParallelHead
 from maxsep.surgery import load_shards, save_shards
 
@@ -50,3 +50,9 @@ def test_rows_of_the_papers_basis_do_not_go_into_another(alone, tmp_path):
         head.load_full_state_dict(other.state_dict())
     with pytest.raises(ValueError, match=r"that of a whole head.*load_full_state_dict"):
         head.load_state_dict(other.state_dict())
+
+
+def test_load_says_who_reads_such_a_folder(alone, tmp_path):
+    folder = save_shards(ClassParallelHead(4, 6), tmp_path / "head")
+    with pytest.raises(ValueError, match=r"holds the rows of a class-parallel head.*maxsep\.surgery\.load_shards"):
+        load(folder, MaxSeparationHead(4, 6))

@@ -21,6 +21,8 @@ from maxsep.surgery.whole_folder import verify_folder, write_folder
 __all__ = ["Metadata", "load", "save"]
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "maxsep.json"
+ROWS_OF_A_RANK = "rows-*.safetensors"
+"""Files of a class-parallel head (`shards`)."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,11 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     safetensors = _safetensors()
     _check_model(model, "load(folder, model)")
     place, inner = Path(folder), unwrap(model)
+    if list(place.glob(ROWS_OF_A_RANK)):
+        raise ValueError(
+            f"{place} holds the rows of a class-parallel head, as save_shards wrote them. "
+            "Read it with maxsep.surgery.load_shards(folder, head)."
+        )
     verify_folder(place, (WEIGHTS, DESCRIPTION))
     if any(parameter.is_meta for parameter in inner.parameters()):
         raise ValueError("the model is on the meta device and has no memory. Call model.to_empty(device=...) first.")
