@@ -280,3 +280,19 @@ def test_what_something_else_needs_as_it_is_is_not_turned():
     turned.weight = head.weight
     with pytest.raises(ValueError, match=r"head at '0' shares a parameter with '1\.weight'"):
         change_basis(nn.Sequential(head, turned), H)
+
+
+def test_what_lbfgs_knows_of_the_whole_model_is_refused():
+    model, x = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5)), torch.randn(3, 4)
+    optimiser, head = torch.optim.LBFGS(model.parameters(), max_iter=2), model[1]
+
+    def closure():
+        optimiser.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    with pytest.raises(TypeError, match=r"state of LBFGS .*build a new one"):
+        change_basis(model, H, optimiser=optimiser)
+    assert model[1] is head

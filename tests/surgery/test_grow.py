@@ -211,3 +211,19 @@ def test_another_basis_is_refused_and_says_the_way():
     torch.testing.assert_close(model(x.double())[:, :4], before)
     torch.testing.assert_close(model(x.double())[:, 4:], torch.zeros(5, 2).double(), atol=1e-12, rtol=0)
     assert model[1].basis == "householder"
+
+
+def test_what_lbfgs_knows_of_the_whole_model_is_refused():
+    model, x = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5)), torch.randn(3, 4)
+    optimiser, head = torch.optim.LBFGS(model.parameters(), max_iter=2), model[1]
+
+    def closure():
+        optimiser.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    with pytest.raises(TypeError, match=r"state of LBFGS .*build a new one"):
+        maxsep.grow(model, 1, optimiser=optimiser)
+    assert model[1] is head

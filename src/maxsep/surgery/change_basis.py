@@ -15,7 +15,7 @@ from maxsep.checks import Basis, check_basis
 from maxsep.heads import MaxSeparation, MaxSeparationHead
 from maxsep.ops import adjoint, separate
 from maxsep.surgery.locate import find_heads
-from maxsep.surgery.optimiser_state import check_trains, replace_parameter
+from maxsep.surgery.optimiser_state import check_trains, has_state, replace_parameter
 from maxsep.surgery.own_parameters import ROWS, refuse_computed, refuse_shared
 from maxsep.surgery.tree import refuse_wrapped, swap
 
@@ -132,7 +132,7 @@ def _turned(heads: list[MaxSeparationHead], basis: Basis) -> list[MaxSeparationH
 
 def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) -> None:
     check_trains(optimiser, head)
-    if not isinstance(optimiser, torch.optim.SGD) and any(optimiser.state.get(p) for p in head.parameters()):
+    if not isinstance(optimiser, torch.optim.SGD) and has_state(optimiser, head):
         raise TypeError(
             f"the state of {type(optimiser).__name__} belongs to single coordinates and cannot be turned; only the "
             "momentum of SGD can. Change the basis without optimiser= and build a new one."

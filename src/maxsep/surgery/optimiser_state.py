@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from maxsep.heads import ETFHead, Head
 from maxsep.surgery.growth import grow_rows, grow_squares, pad_rows
 
-__all__ = ["carry_optimiser_state", "check_can_carry", "check_trains", "replace_parameter"]
+__all__ = ["carry_optimiser_state", "check_can_carry", "check_trains", "has_state", "replace_parameter"]
 
 LINEAR = ("momentum_buffer", "exp_avg")
 SQUARED = ("exp_avg_sq", "max_exp_avg_sq")
@@ -61,13 +61,24 @@ def check_can_carry(optimiser: torch.optim.Optimizer, head: Head) -> None:
     >>> check_can_carry(torch.optim.SGD(head.parameters(), lr=0.1), head)
     """
     check_trains(optimiser, head)
-    parameters = list(head.parameters())
-    known = isinstance(optimiser, torch.optim.SGD | torch.optim.Adam)
-    if not known and any(optimiser.state.get(parameter) for parameter in parameters):
+    if not isinstance(optimiser, torch.optim.SGD | torch.optim.Adam) and has_state(optimiser, head):
         raise TypeError(
             f"the state of {type(optimiser).__name__} cannot be carried over: only that of SGD, Adam and AdamW can. "
             "Grow without optimiser= and build a new one."
         )
+
+
+def has_state(optimiser: torch.optim.Optimizer, head: Head) -> bool:
+    """Return whether the optimiser remembers something of the head.
+
+    >>> from maxsep import MaxSeparationHead
+    >>> head = MaxSeparationHead(4, 3)
+    >>> has_state(torch.optim.Adam(head.parameters()), head)
+    False
+    """
+    if isinstance(optimiser, torch.optim.LBFGS):  # what it knows of all parameters it keeps under its first one
+        return bool(optimiser.state)
+    return any(optimiser.state.get(parameter) for parameter in head.parameters())
 
 
 def check_trains(optimiser: torch.optim.Optimizer, head: Head) -> None:
