@@ -30,8 +30,9 @@ from maxsep.ops import triton_householder, triton_scan
 from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.householder import householder_adjoint, separate_householder
 from maxsep.ops.padding import padded_op
+from maxsep.ops.row_plan import Tile
 from maxsep.ops.scan import separate_adjoint, separate_scan
-from maxsep.ops.triton_scan import Tile, adjoint_op, separate_op
+from maxsep.ops.triton_scan import adjoint_op, separate_op
 
 BATCH, FEATURES, GROWTH_BATCH = 1024, 2048, 256
 SIZES = (100_000, 10_000, 1_000_000, 32_768)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from maxsep import MaxSeparation, separate, simplex
-from maxsep.ops import triton_householder, triton_scan
+from maxsep.ops import row_plan, triton_householder, triton_scan
 from maxsep.ops.householder import householder_adjoint, separate_householder
+from maxsep.ops.row_plan import Layout, Tile
 from maxsep.ops.triton_householder import (
     choose_tile,
     householder_adjoint_op,
@@ -18,7 +19,6 @@ from maxsep.ops.triton_householder import (
     householder_plan,
     householder_rows,
 )
-from maxsep.ops.triton_scan import Tile
 
 pytest.importorskip("triton", reason="no Triton for this platform")
 pytestmark = [
@@ -33,9 +33,9 @@ def ways(monkeypatch, request):
     """Every way through the kernel with short rows: tiles of 16 classes, by one program or several."""
     if request.param != "whole rows":
         monkeypatch.setattr(triton_householder, "choose_tile", lambda *_: (Tile(2, 16, 1), False))
-    monkeypatch.setattr(triton_scan, "PROGRAMS", 8 if request.param == "shared rows" else 1)
+    monkeypatch.setattr(row_plan, "PROGRAMS", 8 if request.param == "shared rows" else 1)
     monkeypatch.setattr(
-        triton_householder, "split", lambda programs, classes, block: shared(classes, request.param == "shared rows")
+        row_plan, "split", lambda programs, classes, block: shared(classes, request.param == "shared rows")
     )
     householder_plan.cache_clear()
     yield request.param
@@ -83,47 +83,21 @@ def test_every_way_through_a_row(ways, num_classes, rows):
 
 @pytest.mark.parametrize("rows", [1, 1024])
 def test_long_rows_are_shared_where_they_are_few(rows):
-    plan = householder_plan((rows, 99_999), (100_000, 1), 1, (rows, 100_000), (100_000, 1), 99_999, 1.0)
+    layout = Layout((rows, 99_999), (100_000, 1), 1, 4, (rows, 100_000), (100_000, 1))
+    plan, whole = householder_plan(layout, 99_999)
+    assert not whole
     assert plan.grid[0] == rows
     assert (plan.grid[1] > 1) == (rows == 1)
     if rows == 1:
         check(torch.randn(1, 99_999))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.randn(9, 6).t(),
-        lambda: torch.randn(70, 40).t(),
-        lambda: torch.randn(6, 18)[:, ::2],
-        lambda: torch.randn(1, 9).expand(6, 9),
-        lambda: torch.randn(6, 1).expand(6, 9),
-        lambda: torch.randn(6, 20)[:, 3:12],
-        lambda: torch.randn(5, 16)[:, :15],
-        lambda: torch.randn(2, 9, 3).movedim(1, -1),
-        lambda: torch.randn(9),
-        lambda: torch.randn(4 * 16 - 1).as_strided((4, 15), (16, 1)),
-    ],
-    ids=["transposed", "large", "strided", "expanded", "constant", "sliced", "padded", "moved", "one row", "bare"],
-)
-def test_layouts(make):
-    check(make())
+def test_layouts(laid_out):
+    check(laid_out)
 
 
-@pytest.mark.parametrize("k", [1, 9, 15, 17, 31, 8, 16])
-def test_padding_is_not_read_and_has_no_gradient(ways, k):
-    padding = -k % 8
-    for rows in (1, 3):
-        x = torch.full((rows, k + padding), math.nan)
-        x[:, :k] = torch.randn(rows, k)
-        x.requires_grad_()
-        result = householder_op(x, 0.5, torch.float32, padding)
-        assert torch.equal(result, householder_op(x[:, :k], 0.5, torch.float32))
-        for g in (torch.randn(rows, k + 1), torch.randn(k + 1, rows).T, torch.randn(rows, 1).expand(rows, k + 1)):
-            (gradient,) = torch.autograd.grad(result, x, g, retain_graph=True)
-            assert gradient.shape == x.shape
-            assert torch.equal(gradient[:, :k], householder_adjoint_op(g, 0.5, torch.float32))
-            assert torch.equal(gradient[:, k:], torch.zeros(rows, padding))
+def test_padding_is_not_read_and_has_no_gradient(ways, padding_keeps_its_promise):
+    padding_keeps_its_promise(householder_op, householder_adjoint_op)
 
 
 def test_memory_behind_a_row_that_is_not_a_number():

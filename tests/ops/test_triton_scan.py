@@ -12,10 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from maxsep import MaxSeparation, separate, simplex
-from maxsep.ops import triton_scan
+from maxsep.ops import row_plan, triton_scan
 from maxsep.ops.dispatch import _choose
+from maxsep.ops.row_plan import Tile
 from maxsep.ops.scan import separate_adjoint, separate_scan
-from maxsep.ops.triton_scan import Tile, adjoint_op, separate_op, separate_rows
+from maxsep.ops.triton_scan import adjoint_op, separate_op, separate_rows
 
 pytest.importorskip("triton", reason="no Triton for this platform")
 pytestmark = [
@@ -63,15 +64,11 @@ def test_equals_the_matrix(leading, num_classes, radius):
 @pytest.mark.parametrize("num_classes", [2, 15, 16, 17, 32, 33, 34, 100])
 @pytest.mark.parametrize("programs", [1, 8])
 def test_tiles_and_shared_rows(small_tiles, monkeypatch, num_classes, programs):
-    monkeypatch.setattr(triton_scan, "PROGRAMS", programs)
+    monkeypatch.setattr(row_plan, "PROGRAMS", programs)
     check(torch.randn(3, num_classes - 1))
 
 
 def test_a_long_row_is_shared_among_programs():
-    chunks, span = triton_scan.split(1, 1_000_000, 2048)
-    assert (chunks - 1) * span < 1_000_000 <= chunks * span
-    assert chunks > 100
-    assert triton_scan.split(1024, 1_000_000, 2048)[0] == 1
     check(torch.randn(1, 40_000))
 
 
@@ -84,42 +81,15 @@ def test_accuracy_on_hard_rows(num_classes):
     check(1e4 * (1 - 2 * (torch.arange(num_classes - 1) % 2)).float()[None])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.randn(9, 6).t(),
-        lambda: torch.randn(70, 40).t(),
-        lambda: torch.randn(6, 18)[:, ::2],
-        lambda: torch.randn(1, 9).expand(6, 9),
-        lambda: torch.randn(6, 1).expand(6, 9),
-        lambda: torch.randn(6, 20)[:, 3:12],
-        lambda: torch.randn(5, 16)[:, :15],
-        lambda: torch.randn(2, 9, 3).movedim(1, -1),
-        lambda: torch.randn(9),
-    ],
-    ids=["transposed", "transposed, large", "strided", "expanded", "constant", "sliced", "padded", "moved", "one row"],
-)
-def test_layouts(make):
-    check(make())
+def test_layouts(laid_out):
+    check(laid_out)
 
 
 def test_padding_that_is_not_a_number_or_not_there():
     buffer = torch.full((4, 16), math.nan)
     buffer[:, :15] = torch.randn(4, 15)
     check(buffer[:, :15])
-    bare = torch.randn(4 * 16 - 1).as_strided((4, 15), (16, 1))  # the storage ends with the last class
-    assert read(bare) == (15, 1)
-    assert read(buffer[:, :15]) == (1, 16)
-    assert read(buffer) == (1, 16)
-    assert read(torch.randn(3, 9)) == (9, 1)
-    assert read(torch.randn(15)[None]) == (15, 1)  # one row may be read to the end of its memory, no further
-    assert read(torch.randn(16)[None, :15]) == (1, 16)
-    check(bare)
-
-
-def read(x):
-    """Where the reading of a row ends, and in which unit."""
-    return triton_scan.reading(x.shape, x.stride(), triton_scan.spare(x))[2:]
+    check(torch.randn(4 * 16 - 1).as_strided((4, 15), (16, 1)))  # the storage ends with the last class
 
 
 def test_plans_are_made_once_and_follow_the_memory():
@@ -148,22 +118,10 @@ def test_a_transposed_result_can_be_changed_in_place():
     torch.testing.assert_close(gradient, separate_adjoint(2 * result.detach(), 0.5))
 
 
-@pytest.mark.parametrize("k", [1, 9, 15, 17, 31, 8, 16])
 @pytest.mark.parametrize("programs", [1, 8])
-def test_padding_is_not_read_and_has_no_gradient(small_tiles, monkeypatch, k, programs):
-    monkeypatch.setattr(triton_scan, "PROGRAMS", programs)
-    padding = -k % 8
-    for rows in (1, 3):
-        x = torch.full((rows, k + padding), math.nan)
-        x[:, :k] = torch.randn(rows, k)
-        x.requires_grad_()
-        result = separate_op(x, 0.5, torch.float32, padding)
-        assert torch.equal(result, separate_op(x[:, :k], 0.5, torch.float32))
-        for g in (torch.randn(rows, k + 1), torch.randn(k + 1, rows).T, torch.randn(rows, 1).expand(rows, k + 1)):
-            (gradient,) = torch.autograd.grad(result, x, g, retain_graph=True)
-            assert gradient.shape == x.shape
-            assert torch.equal(gradient[:, :k], adjoint_op(g, 0.5, torch.float32))
-            assert torch.equal(gradient[:, k:], torch.zeros(rows, padding))
+def test_padding_is_not_read_and_has_no_gradient(small_tiles, monkeypatch, programs, padding_keeps_its_promise):
+    monkeypatch.setattr(row_plan, "PROGRAMS", programs)
+    padding_keeps_its_promise(separate_op, adjoint_op)
 
 
 def test_tiles():

@@ -28,6 +28,7 @@ from maxsep.ops.dispatch import separate, wide_dtype, widened
 from maxsep.ops.eager import with_derivative
 from maxsep.ops.layer_node import Step
 from maxsep.ops.modes import is_transformed
+from maxsep.ops.row_plan import Tile, power_of_two, reading, spare, writing
 
 LONGEST_BLOCK = 4096
 """Logits of one row that a program holds at once; longer rows are read in several tiles."""
@@ -184,7 +185,7 @@ def _gradient(
     out, target = _gradient_like(upstream, z), target.contiguous()
     rows, k = z.shape[0], z.shape[1] - padding
     plan = launch_plan(*_described(z), k, weight is not None, offset is not None, radius, smoothing > 0)
-    out_row, out_align, out_end = triton_scan.writing(out.shape, out.stride())
+    out_row, out_align, out_end = writing(out.shape, out.stride())
     with triton_scan.on_device_of(z):
         kernels.backward[plan.grid](
             z, target, weight, _total(weight, smoothing), offset, lse, scale, upstream.contiguous(), out, rows, k,
@@ -207,7 +208,7 @@ class _Plan(NamedTuple):
 
 
 def _described(z: Tensor) -> tuple[Any, ...]:
-    return z.shape, z.stride(), triton_scan.spare(z)
+    return z.shape, z.stride(), spare(z)
 
 
 @functools.lru_cache(maxsize=512)
@@ -224,7 +225,7 @@ def launch_plan(
     """Return what is the same in every launch for such outputs; whoever changes tiles has to clear this cache."""
     rows, _ = shape
     tile = choose_tile(rows, k + 1)
-    z_row, align, end, end_align = triton_scan.reading(shape, strides, behind)
+    z_row, align, end, end_align = reading(shape, strides, behind)
     options = {
         "ALIGN": align,
         "END_ALIGN": end_align,
@@ -239,13 +240,13 @@ def launch_plan(
     return _Plan((-(-rows // tile.rows),), source, options)
 
 
-def choose_tile(rows: int, num_classes: int) -> triton_scan.Tile:
+def choose_tile(rows: int, num_classes: int) -> Tile:
     """Return how many rows and classes a program holds at once, and its warps.
 
     On an H200, 1,024 rows of 1,000 classes take 4 to 5 microseconds each way; other tiles were not compared.
     """
-    block = min(LONGEST_BLOCK, triton_scan.power_of_two(num_classes))
-    return triton_scan.Tile(max(1, min(triton_scan.power_of_two(rows), 512 // block)), block, 4 if block < 4096 else 8)
+    block = min(LONGEST_BLOCK, power_of_two(num_classes))
+    return Tile(max(1, min(power_of_two(rows), 512 // block)), block, 4 if block < 4096 else 8)
 
 
 def _total(weight: Tensor | None, smoothing: float) -> Tensor | None:

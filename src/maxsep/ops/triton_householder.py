@@ -8,22 +8,12 @@ of zero. Rows of up to 32,768 classes are read once, longer ones twice.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from maxsep.ops.adjoint_pair import adjoint_pair
-from maxsep.ops.triton_scan import (
-    Tile,
-    as_matrix,
-    on_device_of,
-    power_of_two,
-    reading,
-    spare,
-    split,
-    writing,
-)
+from maxsep.ops.row_plan import Layout, Plan, Tile, as_matrix, layout_of, plan_rows, power_of_two
+from maxsep.ops.triton_scan import on_device_of
 from maxsep.simplex import reflection
 
 LONGEST = 32_768
@@ -33,64 +23,22 @@ LONGEST = 32_768
 def launch(x: Tensor, out: Tensor, k: int, radius: float, adjoint: bool) -> None:
     """Write the product of x to `out`, each of two dimensions or such that the leading ones are seen as one."""
     from maxsep.ops.kernels.householder import reflect
-    from maxsep.ops.kernels.rows import partial_sums
 
-    x, out = as_matrix(x), as_matrix(out)
-    plan = householder_plan(x.shape, x.stride(), spare(x), out.shape, out.stride(), k, radius)
+    x, out, (a, c, d) = as_matrix(x), as_matrix(out), reflection(k + 1)
+    plan, whole = householder_plan(layout_of(x, out), k)
     with on_device_of(x):
-        partial = x
-        if plan.shares[1] > 1:
-            partial = x.new_empty(x.shape[0], plan.shares[1], dtype=torch.float32)
-            partial_sums[plan.grid](
-                x, partial, x.shape[0], k, k, 1.0, *plan.source, *plan.shares, WEIGHTED=False, **plan.sums
-            )
+        partial = plan.sums_of_shares(x, k, k, 1.0, weighted=False)
         reflect[plan.grid](
-            x, out, partial, x.shape[0], k, *plan.numbers, *plan.source, *plan.target, *plan.shares,
-            ADJOINT=adjoint, **plan.options,
+            x, out, partial, x.shape[0], k, radius * a, c, d, *plan.source, *plan.target, *plan.shares,
+            ADJOINT=adjoint, WHOLE=whole, **plan.options,
         )  # fmt: skip
 
 
-class _Plan(NamedTuple):
-    """What a launch is told besides the tensors, once for all calls with the same sizes."""
-
-    grid: tuple[int, int]
-    numbers: tuple[float, float, float]
-    source: tuple[int, ...]
-    target: tuple[int, ...]
-    shares: tuple[int, int]
-    sums: dict[str, int]
-    options: dict[str, Any]
-
-
 @functools.lru_cache(maxsize=512)
-def householder_plan(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    behind: int,
-    out_shape: tuple[int, ...],
-    out_strides: tuple[int, ...],
-    k: int,
-    radius: float,
-) -> _Plan:
+def householder_plan(layout: Layout, k: int) -> tuple[Plan, bool]:
     """Return what is the same in every launch for such matrices; whoever changes tiles has to clear this cache."""
-    rows, _ = shape
-    tile, whole = choose_tile(rows, k + 1, strides[0] == 1 and strides[1] > 1)
-    row_programs = -(-rows // tile.rows)
-    chunks, span = (1, k + 1) if whole else split(row_programs, k + 1, tile.block)
-    x_row, x_align, x_end, end_align = reading(shape, strides, behind)
-    out_row, out_align, out_end = writing(out_shape, out_strides)
-    a, c, d = reflection(k + 1)
-    sums = {"X_ALIGN": x_align, "END_ALIGN": end_align, "ROWS": tile.rows, "BLOCK": tile.block, "num_warps": tile.warps}
-    options = {"OUT_ALIGN": out_align, "CHUNKS": power_of_two(chunks) if chunks > 1 else 1, "WHOLE": whole}
-    return _Plan(
-        grid=(row_programs, chunks),
-        numbers=(radius * a, c, d),
-        source=(x_row, strides[1], x_end),
-        target=(out_row, out_strides[1], out_end),
-        shares=(span, chunks),
-        sums=sums,
-        options=sums | options,
-    )
+    tile, whole = choose_tile(layout.shape[0], k + 1, layout.is_column_major)
+    return plan_rows(layout, k, tile, whole=whole), whole
 
 
 def choose_tile(rows: int, num_classes: int, column_major: bool) -> tuple[Tile, bool]:
