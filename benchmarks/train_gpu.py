@@ -14,7 +14,9 @@ import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -140,7 +142,7 @@ def main():
 
 
 def write(found, arguments):
-    about: dict[str, object] = {"command": "python benchmarks/train_gpu.py", "date": time.strftime("%Y-%m-%d")}
+    about: dict[str, object] = {"command": shlex.join(["python", *sys.argv]), "date": time.strftime("%Y-%m-%d")}
     about["commit"] = commit(Path(__file__).parent)
     about |= {"versions": versions(), "hardware": hardware(torch.device("cuda"), 1)}
     about |= {"network": arguments.network, "head": arguments.head, "batch": arguments.batch}

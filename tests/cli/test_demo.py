@@ -1,4 +1,7 @@
 import math
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -56,3 +59,11 @@ def test_demo_ends_with_the_path_of_a_report(call, tmp_path):
     assert (tmp_path / "report.html").is_file()
     assert {"plane.svg", "space.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
     assert str(tmp_path / "report.html") in told.replace("\n", "")
+
+
+def test_the_whole_demo_takes_less_than_two_minutes(tmp_path):
+    start = time.monotonic()
+    command = [sys.executable, "-m", "maxsep", "demo", "--out", tmp_path]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "51 trained" in told
+    assert time.monotonic() - start < 120

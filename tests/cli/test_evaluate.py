@@ -58,6 +58,16 @@ def test_outliers_as_json(call, run, pictures):
     assert not (Path(run["run"]) / "detection.json").exists(), "a question is not part of the record"
 
 
+def test_folders_of_one_name_have_a_histogram_each(call, run, pictures, tmp_path):
+    other = tmp_path / "other" / Path(pictures).name
+    shutil.copytree(pictures, other)
+    told = call("evaluate", run["run"], "--ood", pictures, "--ood", other, "--out", tmp_path / "new")
+    files = sorted(path.name for path in (tmp_path / "new").iterdir())
+    label = other.name.replace(" ", "-")
+    assert files == [f"energy-{label}-2.svg", f"energy-{label}.svg"]
+    assert all(name in told for name in files)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -28,6 +28,15 @@ def test_downloads_are_asked_for(call, run, asked, tmp_path, monkeypatch):
     assert (checked, [settings.get("download") for _, settings in asked]) == ([True], [True])
 
 
+def test_a_budget_starts_no_run_that_does_not_fit(call, tmp_path):
+    arguments = ["reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path, "--only", "validation=0,seed=0"]
+    told = json.loads(call(*arguments, "--budget", "0.001s", "--json"))
+    assert told["finished"] == []
+    assert told["failed"] == []
+    assert not list(tmp_path.glob("digits-*/result.json"))
+    assert json.loads(call(*arguments, "--budget", "5m", "--json"))["finished"]
+
+
 def test_other_libraries_keep_quiet(tmp_path):
     arguments = ["reproduce", "demo", "--seeds", "1", "--epochs", "1", "--precision", "bf16-mixed", "--device", "cpu"]
     command = [sys.executable, "-m", "maxsep", *arguments, "--only", "validation=0,head=plain", "--runs", tmp_path]

@@ -136,9 +136,7 @@ def test_an_optimiser_that_cannot_go_along_is_refused_and_nothing_is_changed():
     assert fresh[1].basis == H
     train(model, adam, 0, steps=1)
     head = model[1]
-    with pytest.raises(
-        TypeError, match=r"state of Adam belongs to single coordinates and cannot be turned.*build a new"
-    ):
+    with pytest.raises(TypeError, match=r"state of Adam cannot be turned.*belongs to single coordinates.*build a new"):
         change_basis(model, H, optimiser=adam)
     stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(ValueError, match="this SGD trains no parameter of MaxSeparationHead"):
@@ -228,19 +226,6 @@ def test_gradients_that_wait_for_a_step_go_along(options):
     torch.testing.assert_close(turned(x), head(x), atol=1e-12, rtol=1e-10)
 
 
-def test_a_head_turned_in_inference_mode_can_be_trained():
-    model = nn.Sequential(MaxSeparationHead(4, 5)).double()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train(model, optimiser, 1, steps=2)
-    with torch.inference_mode():
-        turned = change_basis(model[0], H)
-        change_basis(model, H, optimiser=optimiser)
-    before = model[0].weight.clone()
-    train(model, optimiser, 2, steps=2)
-    assert not torch.equal(model[0].weight, before)
-    assert not turned.weight.is_inference()
-
-
 @pytest.mark.parametrize("computed", ["weight", "bias"])
 def test_a_computed_weight_is_refused(computed):
     head = parametrizations.weight_norm(MaxSeparationHead(6, 5), computed)
@@ -251,21 +236,6 @@ def test_a_computed_weight_is_refused(computed):
     pruned = prune.random_unstructured(MaxSeparationHead(6, 5), computed, 0.5)
     with pytest.raises(ValueError, match=rf"computes its {computed} from other parameters.*prune.remove"):
         change_basis(pruned, H)
-
-
-def test_heads_that_share_a_weight_go_on_sharing_it():
-    heads, x = nn.ModuleList(MaxSeparationHead(6, 5) for _ in range(2)), torch.randn(3, 6)
-    heads[1].weight = heads[0].weight
-    optimiser = torch.optim.SGD(heads.parameters(), lr=0.1, momentum=0.9)
-    sum(head(x).square().sum() for head in heads).backward()
-    optimiser.step()
-    before = [head(x) for head in heads]
-    change_basis(heads, H, optimiser=optimiser)
-    assert heads[0].weight is heads[1].weight
-    assert optimiser.param_groups[0]["params"] == list(heads.parameters())
-    assert set(optimiser.state) == set(heads.parameters())
-    for head, logits in zip(heads, before, strict=True):
-        torch.testing.assert_close(head(x), logits, atol=1e-6, rtol=1e-5)
 
 
 def test_what_something_else_needs_as_it_is_is_not_turned():
@@ -280,19 +250,3 @@ def test_what_something_else_needs_as_it_is_is_not_turned():
     turned.weight = head.weight
     with pytest.raises(ValueError, match=r"head at '0' shares a parameter with '1\.weight'"):
         change_basis(nn.Sequential(head, turned), H)
-
-
-def test_what_lbfgs_knows_of_the_whole_model_is_refused():
-    model, x = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5)), torch.randn(3, 4)
-    optimiser, head = torch.optim.LBFGS(model.parameters(), max_iter=2), model[1]
-
-    def closure():
-        optimiser.zero_grad()
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    with pytest.raises(TypeError, match=r"state of LBFGS .*build a new one"):
-        change_basis(model, H, optimiser=optimiser)
-    assert model[1] is head

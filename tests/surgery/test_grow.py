@@ -3,7 +3,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import maxsep
 from maxsep import MaxSeparationHead
@@ -75,51 +74,6 @@ def test_head_at_two_places_stays_one():
     model = maxsep.grow(nn.ModuleList([head, head]), 2)
     assert model[0] is model[1]
     assert model[0].num_classes == 5
-
-
-def test_heads_that_share_a_weight_go_on_sharing_it():
-    heads, x = nn.ModuleList(MaxSeparationHead(6, 5) for _ in range(2)), torch.randn(3, 6)
-    heads[1].weight = heads[0].weight
-    optimiser = torch.optim.SGD(heads.parameters(), lr=0.1, momentum=0.9)
-    sum(head(x).square().sum() for head in heads).backward()
-    optimiser.step()
-    before = [head(x) for head in heads]
-    maxsep.grow(heads, 2, optimiser=optimiser)
-    assert heads[0].weight is heads[1].weight
-    assert heads[0].bias is not heads[1].bias
-    assert optimiser.param_groups[0]["params"] == list(heads.parameters())
-    assert set(optimiser.state) == set(heads.parameters())
-    for head, logits in zip(heads, before, strict=True):
-        torch.testing.assert_close(head(x)[:, :5], logits, atol=1e-6, rtol=1e-5)
-
-
-def test_what_something_else_needs_as_it_is_does_not_grow():
-    embedding, head = nn.Embedding(4, 6), MaxSeparationHead(6, 5)
-    head.weight = embedding.weight
-    model = nn.ModuleDict({"words": embedding, "head": head})
-    with pytest.raises(ValueError, match=r"shares a parameter with 'words\.weight'.*wrong once it is grown"):
-        maxsep.grow(model, 1)
-    assert model["head"] is head
-
-
-def test_a_computed_weight_is_refused():
-    head = parametrizations.weight_norm(MaxSeparationHead(6, 5))
-    with pytest.raises(ValueError, match=r"computes its weight.*cannot be grown.*remove_parametrizations"):
-        maxsep.grow(head, 1)
-
-
-def test_a_head_grown_in_inference_mode_can_be_trained():
-    model, x = nn.Sequential(MaxSeparationHead(4, 5)), torch.randn(3, 4)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(x).square().sum().backward()
-    optimiser.step()
-    with torch.inference_mode():
-        maxsep.grow(model, 2, optimiser=optimiser)
-    before = model[0].weight.clone()
-    optimiser.zero_grad()
-    model(x).square().sum().backward()
-    optimiser.step()
-    assert not torch.equal(model[0].weight, before)
 
 
 def test_random_state_is_left_alone():
@@ -211,19 +165,3 @@ def test_another_basis_is_refused_and_says_the_way():
     torch.testing.assert_close(model(x.double())[:, :4], before)
     torch.testing.assert_close(model(x.double())[:, 4:], torch.zeros(5, 2).double(), atol=1e-12, rtol=0)
     assert model[1].basis == "householder"
-
-
-def test_what_lbfgs_knows_of_the_whole_model_is_refused():
-    model, x = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5)), torch.randn(3, 4)
-    optimiser, head = torch.optim.LBFGS(model.parameters(), max_iter=2), model[1]
-
-    def closure():
-        optimiser.zero_grad()
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    with pytest.raises(TypeError, match=r"state of LBFGS .*build a new one"):
-        maxsep.grow(model, 1, optimiser=optimiser)
-    assert model[1] is head

@@ -41,7 +41,8 @@ def command(
         str | None, typer.Option(help="Stop cleanly in time, such as 25m; the same command goes on.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="32-true or bf16-mixed; by default bf16-mixed on a GPU.")
+        str | None,
+        typer.Option(help="32-true, bf16-mixed, 16-mixed (GPU), ...; by default bf16-mixed on a GPU."),
     ] = None,
     max_train: Annotated[int | None, typer.Option(min=1, help="At most so many training images: a smoke run.")] = None,
     max_test: Annotated[int | None, typer.Option(min=1, help="At most so many test images.")] = None,

@@ -52,7 +52,8 @@ def command(
     schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
     mixup: Annotated[float, typer.Option(help="Strength of mixup, 0 for none; 1 is usual.")] = _DEFAULT.mixup,
     precision: Annotated[
-        str | None, typer.Option(help="32-true or bf16-mixed; by default bf16-mixed on a GPU.")
+        str | None,
+        typer.Option(help="32-true, bf16-mixed, 16-mixed (GPU), ...; by default bf16-mixed on a GPU."),
     ] = None,
     validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
     calibration: Annotated[

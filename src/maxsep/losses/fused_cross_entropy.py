@@ -48,12 +48,10 @@ def fused_cross_entropy(
 ) -> Tensor:
     """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients without the logits in memory.
 
-    It goes through the classes in chunks. Memory beside the weight, the features and their gradients is a few percent
-    of these, for any batch and any number of classes; a bias takes three numbers in float32 per class more, and one per
-    128 samples for the classes of a chunk. The price is that the logits are computed twice. On CUDA, outputs of a
-    `MaxSeparationHead` in the recursive basis that take at most 64 MiB are held instead, and read once each way. In the
-    Householder basis the weight is streamed as that of a plain layer is: nothing is folded into it. Sums are made in
-    float32, float64 for float64, and the loss is in that precision.
+    It goes through the classes in chunks and computes the logits twice. Memory beside the weight, the features and
+    their gradients is a few percent of these (a bias takes three numbers per class more). On CUDA, outputs that take at
+    most 64 MiB are held instead, in the recursive basis; in the Householder basis nothing is folded into the weight.
+    Sums are made in float32, float64 for float64, and the loss is in that precision.
 
     Args:
         head: A `MaxSeparationHead`, a `PlainHead`, a `ScaledHead` or an `nn.Linear`.
@@ -63,8 +61,7 @@ def fused_cross_entropy(
         ignore_index: The label of samples that shall not count.
         reduction: `mean` (weighted), `sum` or `none`.
         label_smoothing: From 0 to 1, as in F.cross_entropy.
-        adjustment: Added to the logits of every sample, (C,): the log-priors of logit adjustment, for instance. It
-            may be trained.
+        adjustment: Added to the logits of every sample, (C,), such as log-priors. It may be trained.
         chunk_size: Classes at a time; chosen from the memory if left out. With it, chunks are taken in any case.
 
     Pitfall: the head's own `forward` is not called, so its hooks do not run. A label that is no class raises in CPU
@@ -79,12 +76,10 @@ def fused_cross_entropy(
     _check(layer, x, target, ignore_index)
     options = _Options(weight, ignore_index, reduction, label_smoothing, adjustment).checked(layer, x)
     chunk = None if chunk_size is None else check_count("chunk_size", chunk_size)
-    if target.dim() == 1:  # a view has a price, and a derivative with another
-        rows, labels = x, target
-    else:
+    rows, labels = x, target
+    if target.dim() != 1:  # a view has a price, and a derivative with another
         rows, labels = x.reshape(-1, layer.in_features), target.reshape(-1)
-    rows = _in_product_precision(rows, layer.weight)
-    loss = _loss(layer, rows, labels, options, chunk)
+    loss = _loss(layer, _in_product_precision(rows, layer.weight), labels, options, chunk)
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 

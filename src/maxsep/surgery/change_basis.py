@@ -134,8 +134,9 @@ def _check_optimiser(optimiser: torch.optim.Optimizer, head: MaxSeparationHead) 
     check_trains(optimiser, head)
     if not isinstance(optimiser, torch.optim.SGD) and has_state(optimiser, head):
         raise TypeError(
-            f"the state of {type(optimiser).__name__} belongs to single coordinates and cannot be turned; only the "
-            "momentum of SGD can. Change the basis without optimiser= and build a new one."
+            f"the state of {type(optimiser).__name__} cannot be turned with the head as SGD's momentum can: Adam's "
+            "belongs to single coordinates, that of L-BFGS to all parameters together. Change the basis without "
+            "optimiser= and build a new one."
         )
 
 

@@ -20,6 +20,10 @@ def test_metrics_are_those_of_a_hand_count():
     assert metrics["top5"] == 0.5  # class 0 is last in row 1, class 5 is last in row 2
     assert metrics["per_class"] == [0.5, None, None, None, None, 0.5]
     assert metrics["balanced"] == 0.5
+    # all four are sure to more than 14/15, so they share a bin: confidence against one half
+    confidence = logits.softmax(1).max(1).values.mean().item()
+    assert confidence > 14 / 15
+    assert metrics["ece"] == pytest.approx(confidence - 0.5, abs=1e-6)
     assert metrics["loss"] == pytest.approx(F.cross_entropy(logits, torch.tensor([0, 0, 5, 5])).item())
 
 

@@ -4,6 +4,7 @@ Later cases read the runs of earlier ones, so the file runs in one process (`--d
 """
 
 import shutil
+import time
 
 import pytest
 
@@ -14,6 +15,11 @@ from maxsep.lab.report import render
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, tiny_cifar):
     return tiny_cifar(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started():
+    return time.monotonic()
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +61,7 @@ def test_and_its_report(runs, tmp_path):
         assert f'<section id="{section}">' in text, section
     assert "not testable" in text
     assert "not the same experiment" in text
+
+
+def test_all_of_it_takes_less_than_three_minutes(started):
+    assert time.monotonic() - started < 180

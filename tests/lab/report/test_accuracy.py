@@ -113,7 +113,8 @@ def test_numbers_far_from_the_papers_carry_a_remark(tmp_path, run_folder):
     (table,), _ = build(tmp_path / "far")
     (note,) = table.notes
     assert note.startswith("6.23 points above the paper's 56.98, more than seeds explain. ")
-    assert "computed in bf16-mixed; the cause is not known. Gains over this row are not the gains" in note
+    assert "computed in bf16-mixed; the cause is not known. The subset has the paper's class counts, but" in note
+    assert "other images. Gains over this row are not the gains" in note
     run_folder(tmp_path / "near", spec, top1=0.57)
     (table,), _ = build(tmp_path / "near")
     assert table.notes == ()

@@ -20,6 +20,19 @@ def test_opens_without_a_complaint_or_a_request(opened):
     assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
 
 
+def test_it_prints_on_paper(opened):
+    page = opened[0]
+    page.set_viewport_size({"width": 794, "height": 1123})  # A4
+    page.emulate_media(media="print")
+    try:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 794
+        paper = page.pdf(format="A4")
+    finally:
+        page.emulate_media(media="screen")
+    assert paper.startswith(b"%PDF")
+    assert len(paper) > 50_000
+
+
 @pytest.mark.parametrize("width", [390, 768, 1200])
 def test_nothing_hangs_over_the_edge(opened, width):
     page = opened[0]

@@ -150,11 +150,12 @@ def _remark(spec: RunSpec, summary: Summary | None) -> str:
         return ""
     numbers = "" if spec.precision == "32-true" else f", computed in {spec.precision}"
     beyond = summary.std is not None and abs(apart) > 3 * 100 * summary.std
+    subset = "" if spec.imbalance == 1 else " The subset has the paper's class counts, but may hold other images."
     return (
         f"{rounded(abs(apart))} points {'above' if apart > 0 else 'below'} the paper's {number.value:.2f}"
         f"{', more than seeds explain' if beyond else ''}. The settings are those of the paper and its "
         f"released code{numbers}; "
-        f"the cause is not known.{' Gains over this row are not the gains of the paper.' if is_plain else ''}"
+        f"the cause is not known.{subset}{' Gains over this row are not the gains of the paper.' if is_plain else ''}"
     )
 
 
