@@ -57,7 +57,9 @@ def _within_over_between(stats: ClassMeans) -> float:
     # On the singular vectors v_j of M: trace(Sigma_W pinv(Sigma_B)) / K = sum_j v_j^T Sigma_W v_j / s_j^2. Singular
     # values are cut before they are squared, and no D x D matrix is built.
     _, values, vectors = torch.linalg.svd(stats.means, full_matrices=False)
-    kept = values > max(stats.means.shape) * torch.finfo(values.dtype).eps * values[0]
+    # the means were rounded where they lay: far from the origin, more than their distances say
+    scale = values[0] + stats.origin.norm()
+    kept = values > max(stats.means.shape) * torch.finfo(values.dtype).eps * scale
     spread = (stats.centred - stats.means[stats.rows]) @ vectors[kept].T
     return float((spread.square().mean(0) / values[kept].square()).sum())
 
