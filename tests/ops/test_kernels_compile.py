@@ -77,7 +77,9 @@ def test_half_precision_products_use_the_matrix_units_without_waiting(found, num
     products = [launch for launch in launches if launch["wgmma"]]
     assert {launch["kernel"] for launch in products} == {"accumulate_product", "gradient_product"}
     assert all(launch["products ahead"] and launch["copies ahead"] for launch in products)
-    assert which == "" or products == launches  # nothing is folded, nothing taken back
+    others = [launch["kernel"] for launch in launches if not launch["wgmma"]]
+    if which:  # nothing is folded, nothing taken back
+        assert others == ["block_sums"] * ("householder" in which)
 
 
 def test_running_sums_load_ahead_in_wide_words(found):

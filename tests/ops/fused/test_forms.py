@@ -103,7 +103,7 @@ def test_two_million_samples_are_no_more_programs_than_cuda_takes(monkeypatch):
 
     launches = Launches()
     monkeypatch.setattr(triton_form.chunks, "gradient_rows", launches)
-    triton_form.gradient_(torch.empty(2**21, 2), None, None, None, 0, (None,) * 4, None)
+    triton_form.gradient_(torch.empty(2**21, 2), None, None, None, 0, (None,) * 5, None)
     ((across, down),) = list(launches)
     assert across == 1
     assert down <= 65_535

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxsep.ops.fused.householder import LastClass, basis_factors, sum_of_rows
+from maxsep.ops.fused.householder import LastClass, basis_factors, last_logits
+from maxsep.ops.fused.torch_form import sum_of_rows
 
 
 @given(num_classes=st.integers(2, 10**7), radius=st.floats(1e-3, 1e3))
@@ -42,7 +43,9 @@ def test_its_part_is_what_is_missing(smooth):
     logits = torch.cat([x @ weight.T * scale, (x @ weight.sum(0))[:, None] * coefficient], 1) + offset
     lse, own, total = logits.logsumexp(1), logits.gather(1, target[:, None])[:, 0], logits @ shares
 
-    last = LastClass(x.detach(), weight.detach().sum(0), 5, 0.7, target, offset.detach(), shares)
+    alone = last_logits(x.detach(), weight.detach().sum(0), 5, 0.7, offset.detach())
+    torch.testing.assert_close(alone, logits[:, 4])
+    last = LastClass(alone, 5, target, shares)
     rest, before = logits[:, :4].detach(), torch.where(target < 4, own, 0).detach()
     found = last.merged(rest.logsumexp(1), before, rest @ shares[:4] if smooth else None)
     for ours, theirs in zip(found, (lse, own, total), strict=True):
@@ -52,16 +55,19 @@ def test_its_part_is_what_is_missing(smooth):
     (exact,) = torch.autograd.grad(value, logits, retain_graph=True)
     g = last.gradient(lse.detach(), u + v if smooth else u, u, v if smooth else None)
     torch.testing.assert_close(g, exact[:, 4])
-    alone = torch.autograd.grad(logits[:, 4], (x, weight), g)
-    torch.testing.assert_close(last.for_features(g), alone[0])
-    torch.testing.assert_close(last.for_rows(g).expand(4, 2), alone[1])
+    # what reaches the outputs of the layer: that of their own logits, and the same of this class for all
+    outputs = scale * (exact[:, :4] + last.shift(g)[:, None])
+    dx, dw = torch.autograd.grad(value, (x, weight))
+    torch.testing.assert_close(outputs @ weight.detach(), dx)
+    torch.testing.assert_close(outputs.T @ x.detach(), dw)
 
 
 def test_without_offset_and_class_weights():
-    x, target = torch.ones(1, 2), torch.tensor([0])
-    last = LastClass(x, torch.ones(2), 4, 3.0, target, None, None)
+    logits = last_logits(torch.ones(1, 2), torch.ones(2), 4, 3.0, None)
+    torch.testing.assert_close(logits, torch.tensor([2 * basis_factors(4, 3.0)[1]]))
+    last = LastClass(logits, 4, torch.tensor([0]), None)
     _, _, total = last.merged(*torch.zeros(3, 1))
-    torch.testing.assert_close(total, last.logits)
+    torch.testing.assert_close(total, logits)
     torch.testing.assert_close(
         last.gradient(torch.zeros(1), torch.zeros(1), torch.ones(1), torch.ones(1)), -torch.ones(1)
     )

@@ -13,7 +13,7 @@ from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops.fused import passes, row_losses, torch_form
 from maxsep.ops.fused.chunks import OWN_LEAST
-from maxsep.ops.fused.householder import sum_of_rows
+from maxsep.ops.fused.torch_form import sum_of_rows
 
 
 class LargestTensor(TorchDispatchMode):

@@ -14,13 +14,13 @@ from torch import Tensor
 from maxsep.ops.dispatch import wide_dtype
 from maxsep.ops.fused import torch_form
 from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes, wave
-from maxsep.ops.fused.householder import LastClass, basis_factors, sum_of_rows
+from maxsep.ops.fused.householder import LastClass, basis_factors, last_logits
 from maxsep.ops.fused.logits_side import separated, unseparated_
 from maxsep.ops.fused.products import add_product, product
 from maxsep.ops.fused.state import RowState
 
-_Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""Log-sum-exp, factor of the exponentials, and gradients of nll and smooth over C, (B,) each."""
+_Factors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Log-sum-exp, factor of the exponentials, gradients of nll and smooth over C, and what all classes gain, (B,) each."""
 
 
 class Stream:
@@ -121,16 +121,16 @@ class Stream:
         """Return the gradients of x, weight and offset (empty where not wanted) for those of nll, u, and smooth, v."""
         u, v = _contiguous(u, v)
         a = u if v is None else u + v * self._mean_weight()
-        factors = (lse, a, u, None if v is None else v / self.num_classes)
-        _, wants_weight, wants_offset = wants
+        wants_x, wants_weight, wants_offset = wants
         columns = lse.new_empty(self.num_classes if wants_offset else 0)
-        dx, row = self._start(factors, carries, wants, columns)
+        factors = self._factors(lse, a, u, None if v is None else v / self.num_classes, carries, columns)
+        dx = torch.zeros(self.x.shape if wants_x else 0, dtype=self.wide, device=self.x.device)
         # on the sides of the recursive P there is one row more than in the weight, cut off at the end
         dw = self.weight.new_empty(self.streamed if wants_weight else 0, self.x.shape[1])
         rounded = dx if dx.dtype == self.x.dtype else torch.empty_like(dx, dtype=self.x.dtype)
         # until the gradient of x is rounded into it, that memory serves the last chunks
         spare = None if rounded is dx else rounded
-        self._second_pass(factors, carries, wants, (dx, dw, columns), row, spare)
+        self._second_pass(factors, carries, wants, (dx, dw, columns), spare)
         if wants_offset and self.joins and self.scale != 1:
             columns[: self.streamed] /= self.scale  # the offset comes after the factor
         if rounded is not dx:
@@ -139,20 +139,17 @@ class Stream:
             self.steps.adjoint_(dw, self.radius, self.wide)
         return dx, dw[: len(self.weight)], columns
 
-    def _start(
-        self, factors: _Factors, carries: Tensor, wants: tuple[bool, bool, bool], columns: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return what the sum of dx starts from, and what each row of dw does: the class that no chunk holds."""
-        wants_x, wants_weight, wants_offset = wants
-        nothing = torch.empty(0, dtype=self.wide, device=self.x.device)
+    def _factors(
+        self, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None, carries: Tensor, columns: Tensor
+    ) -> _Factors:
+        """Return what the gradients follow from, and write the offset's of the class that no chunk holds."""
         if self.side != "householder":
-            return nothing.new_zeros(self.x.shape) if wants_x else nothing, None
+            return lse, a, u, v, None
         last = self._last_class(carries)
-        g = last.gradient(*factors)
-        if wants_offset:
+        g = last.gradient(lse, a, u, v)
+        if columns.numel():
             columns[-1] = g.sum()
-        row = last.for_rows(g).to(self.weight.dtype) if wants_weight else None
-        return last.for_features(g) if wants_x else nothing, row
+        return lse, a, u, v, last.shift(g)
 
     def _second_pass(
         self,
@@ -160,7 +157,6 @@ class Stream:
         carries: Tensor,
         wants: tuple[bool, bool, bool],
         gradients: tuple[Tensor, Tensor, Tensor],
-        row: Tensor | None,
         spare: Tensor | None,
     ) -> None:
         """Write the gradients of x, of the weight that P is folded into, and of the offset; its scratch ends here."""
@@ -190,7 +186,7 @@ class Stream:
             if wants_x:
                 add_product(dx, g, weight)
             if wants_weight:
-                product(g.T, x, dw[start : start + len(weight)], row, self.outer_scale)
+                product(g.T, x, dw[start : start + len(weight)], self.outer_scale)
 
     def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> Sequence[tuple[int, int]]:
         own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
@@ -209,7 +205,8 @@ class Stream:
 
     def _carries(self) -> Tensor:
         if self.side == "householder":
-            return sum_of_rows(self.weight, self.wide)
+            summed = self.steps.sum_of_rows(self.weight, self.wide)
+            return last_logits(self.x, summed, self.num_classes, self.radius, self.offset)
         if self.side != "weight":
             return self.x.new_empty(0, dtype=self.wide)
         carries: Tensor = self.steps.block_carries(self.weight, self.radius, self.grain, self.wide)
@@ -221,7 +218,7 @@ class Stream:
         if self.side == "weight":
             return like.new_empty(-(-self.num_classes // self.grain), self.x.shape[1])
         if self.side == "householder":
-            return like.new_empty(self.x.shape[1])
+            return like.new_empty(len(self.x))
         return like.new_empty(len(self._chunks(self.sizes)), len(self.x)) if self.side == "logits" else like
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
@@ -246,9 +243,8 @@ class Stream:
     def _mean_weight(self) -> Tensor | float:
         return 1.0 if self.class_weight is None else self.class_weight.sum() / self.num_classes
 
-    def _last_class(self, summed: Tensor) -> LastClass:
-        numbers = (self.num_classes, self.radius)
-        return LastClass(self.x, summed, *numbers, self.target, self.offset, self.class_weight)
+    def _last_class(self, logits: Tensor) -> LastClass:
+        return LastClass(logits, self.num_classes, self.target, self.class_weight)
 
 
 def _contiguous(*tensors: Any) -> tuple[Any, ...]:

@@ -6,19 +6,15 @@ import torch
 from torch import Tensor
 
 
-def product(a: Tensor, b: Tensor, out: Tensor, row: Tensor | None = None, factor: float = 1.0) -> None:
-    """Write factor a b, and `row` added to each of its rows, to `out`, which may be wider than a and b.
-
-    Where nothing is wider, the product itself starts from the row: no further pass is made over `out`.
+def product(a: Tensor, b: Tensor, out: Tensor, factor: float = 1.0) -> None:
+    """Write factor a b to `out`, which may be wider than a and b.
 
     >>> out = torch.empty(1, 2)
-    >>> product(torch.ones(1, 3), torch.ones(3, 2), out, torch.tensor([1.0, 2.0]), 0.5), out
-    (None, tensor([[2.5000, 3.5000]]))
+    >>> product(torch.ones(1, 3), torch.ones(3, 2), out, 0.5), out
+    (None, tensor([[1.5000, 1.5000]]))
     """
     if out.dtype == a.dtype:
-        if row is not None:
-            torch.addmm(row, a, b, alpha=factor, out=out)
-        elif factor != 1:
+        if factor != 1:
             torch.addmm(out, a, b, beta=0, alpha=factor, out=out)
         else:
             torch.mm(a, b, out=out)
@@ -27,9 +23,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, row: Tensor | None = None, factor
         torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:
         out.copy_(a @ b)
-    if row is not None:
-        torch.add(row, out, alpha=factor, out=out)
-    elif factor != 1:
+    if factor != 1:
         out.mul_(factor)
 
 

@@ -4,7 +4,7 @@ A step works on the classes [start, stop) and carries what later or earlier ones
 
     fold       W'_j = s_j W_j - carry - sum_{start<=i<j} r_i W_i
     accumulate m, l, z_y and sum_j w_j z_j of every sample, as in an online softmax
-    gradient   g_j = a exp(z_j - lse) - u [j = y] - v w_j, in place of the logits
+    gradient   g_j = a exp(z_j - lse) - u [j = y] - v w_j + shift, in place of the logits
     adjoint    dW_i = s_i dW'_i - r_i sum_{j>i} dW'_j, in place, last class first
 
 The suffix of the adjoint is summed as such. That the gradient of cross-entropy sums to zero would allow minus the
@@ -95,6 +95,21 @@ def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
         gradient[start:stop] = piece
 
 
+def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
+    """Return sum_i W_i, (D,), in the precision of the sums.
+
+    >>> sum_of_rows(torch.ones(300, 2).bfloat16(), torch.float32)
+    tensor([300., 300.])
+    """
+    if weight.dtype == wide:
+        return weight.sum(0)
+    # on a CPU torch would make a wide copy of the whole weight
+    total = torch.zeros(weight.shape[1], dtype=wide, device=weight.device)
+    for piece in torch.split(weight, _rows_at_a_time(weight)):
+        total += piece.sum(0, dtype=wide)
+    return total
+
+
 def accumulate(
     logits: Tensor, offset: Tensor | None, weight: Tensor | None, target: Tensor, start: int, state: RowState
 ) -> None:
@@ -118,11 +133,14 @@ def gradient_(
     weight: Tensor | None,
     target: Tensor,
     start: int,
-    factors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     columns: Tensor | None,
 ) -> Tensor:
-    """Return the gradient at a chunk of logits, in their place if the precision allows, and its sums over samples."""
-    lse, a, u, v = factors
+    """Return the gradient at a chunk of logits, in their place if the precision allows.
+
+    Its sums over samples, without the shift, are written to `columns`.
+    """
+    lse, a, u, v, shift = factors
     z = _shifted(logits, offset, lse.dtype)
     z.sub_(lse[:, None]).exp_().mul_(a[:, None])
     index, inside = _within(target, start, z.shape[1])
@@ -131,6 +149,8 @@ def gradient_(
         z.sub_(v[:, None]) if weight is None else z.addr_(v, weight, alpha=-1)
     if columns is not None:
         torch.sum(z, 0, out=columns)
+    if shift is not None:
+        z.add_(shift[:, None])
     return z if z.data_ptr() == logits.data_ptr() else logits.copy_(z)
 
 

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from maxsep.ops.fused.chunks import GRAIN
 from maxsep.ops.fused.state import RowState
 from maxsep.ops.kernels import chunks, products
 from maxsep.ops.triton_scan import is_interpreting, scale_of
@@ -56,6 +57,12 @@ def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
     )
 
 
+def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
+    """Return sum_i W_i, (D,)."""
+    assert wide == torch.float32
+    return _block_sums(weight, len(weight), 0, 1.0, GRAIN, weighted=False).sum(0)
+
+
 def accumulate(
     logits: Tensor, offset: Tensor | None, weight: Tensor | None, target: Tensor, start: int, state: RowState
 ) -> None:
@@ -74,20 +81,20 @@ def gradient_(
     weight: Tensor | None,
     target: Tensor,
     start: int,
-    factors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     columns: Tensor | None,
 ) -> Tensor:
-    """Put the gradient in the place of a chunk of logits, and its sums over samples into `columns`."""
-    lse, a, u, v = factors
+    """Put the gradient in the place of a chunk of logits, and its sums over samples, unshifted, into `columns`."""
+    lse, a, u, v, shift = factors
     batch, size = logits.shape
     rows, cols = 16, 256
     tiles = triton.cdiv(batch, rows * (MOST_GROUPS if columns is None else ROW_GROUPS))
     grid = (triton.cdiv(size, cols), triton.cdiv(batch, rows * tiles))
     partial = None if columns is None else columns.new_empty(grid[1], size)
     chunks.gradient_rows[grid](
-        logits, offset, weight, target, lse, a, u, v, partial, start, size, batch, logits.stride(0),
-        OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, COLUMNS=columns is not None,
-        TILES=tiles, ROWS=rows, COLS=cols, num_warps=4,
+        logits, offset, weight, target, lse, a, u, v, shift, partial, start, size, batch, logits.stride(0),
+        OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, SHIFT=shift is not None,
+        COLUMNS=columns is not None, TILES=tiles, ROWS=rows, COLS=cols, num_warps=4,
     )  # fmt: skip
     if columns is not None and partial is not None:
         torch.sum(partial, 0, out=columns)
@@ -134,20 +141,20 @@ def accumulating(x: Tensor, target: Tensor, state: RowState, scale: float = 1.0)
 
 
 def differentiating(
-    x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None], scale: float = 1.0
+    x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], scale: float = 1.0
 ) -> Callable[..., None]:
-    """Return what writes the gradient at a chunk of x folded^T, and its sums over samples into `columns`.
+    """Return what writes the gradient at a chunk of x folded^T, and its sums over samples, unshifted, into `columns`.
 
     The logits are scale x folded^T, so it is scale times the gradient at these.
 
     It is called with folded, the room for the gradient, offset and weight of the chunk, its first class and `columns`.
     """
-    (batch, width), tile, (lse, a, u, v) = x.shape, BACKWARD_TILE, factors
+    (batch, width), tile, (lse, a, u, v, shift) = x.shape, BACKWARD_TILE, factors
     row_tiles, cols = triton.cdiv(batch, tile["ROWS"]), tile["COLS"]
     most_splits = max(1, _programs(x, tile) // row_tiles)
     samples = TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]])
     classes, gradients = _describing([cols, tile["INNER"]]), _describing([tile["ROWS"], cols // 2])
-    options = {"SMOOTH": v is not None, "WIDTH": width, **tile}
+    options = {"SMOOTH": v is not None, "SHIFT": shift is not None, "WIDTH": width, **tile}
 
     def gradient_product(
         folded: Tensor, out: Tensor, offset: Tensor | None, weight: Tensor | None, start: int, columns: Tensor | None
@@ -156,7 +163,7 @@ def differentiating(
         splits = min(most_splits, -(-size // cols))
         partial = None if columns is None else columns.new_empty(row_tiles, size)
         products.gradient_product[(row_tiles * splits,)](
-            samples, classes(folded), gradients(out), offset, weight, target, lse, a, u, v, partial,
+            samples, classes(folded), gradients(out), offset, weight, target, lse, a, u, v, shift, partial,
             scale, start, size, batch, splits,
             OFFSET=offset is not None, WEIGHT=weight is not None, COLUMNS=columns is not None, **options,
         )  # fmt: skip
@@ -194,11 +201,18 @@ def _grid(rows: int, grain: int, width: int) -> tuple[int, int]:
 
 def _scanned(source: Tensor, rows: int, k: int, factor: float, grain: int, *, weighted: bool) -> Tensor:
     """Return the sums of all blocks before each block of rows, weighted by r, or of all after it, unweighted."""
+    sums = _block_sums(source, rows, k, factor, grain, weighted=weighted)
+    blocks, width = sums.shape
+    chunks.scan_blocks[(triton.cdiv(width, 16),)](
+        sums, blocks, width, REVERSE=not weighted, ROWS=64, COLS=16, STAGES=4, num_warps=1
+    )
+    return sums
+
+
+def _block_sums(source: Tensor, rows: int, k: int, factor: float, grain: int, *, weighted: bool) -> Tensor:
+    """Return the sum of each block of rows, weighted by r if asked for, (blocks, width)."""
     width = source.shape[1]
     grid = _grid(rows, grain, width)
     sums = torch.empty(grid[0], width, dtype=torch.float32, device=source.device)
     chunks.block_sums[grid](source, sums, len(source), width, k, factor, WEIGHTED=weighted, GRAIN=grain, **STREAM)
-    chunks.scan_blocks[(triton.cdiv(width, 16),)](
-        sums, grid[0], width, REVERSE=not weighted, ROWS=64, COLS=16, STAGES=4, num_warps=1
-    )
     return sums

@@ -137,16 +137,16 @@ def accumulate_rows(
 
 @triton.jit
 def gradient_rows(
-    logits, offset, weight, target, lse, a, u, v, partial, start, size, batch, stride,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
+    logits, offset, weight, target, lse, a, u, v, shift, partial, start, size, batch, stride,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
     TILES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Write g = a exp(z - lse) - u [j = y] - v w_j in place of z, and the sums of g over this program's rows."""
+    """Write g = a exp(z - lse) - u [j = y] - v w_j, plus shift, in place of z, and sums of g over a program's rows."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside = col < size
-    shift = tl.zeros([COLS], tl.float32)
+    added = tl.zeros([COLS], tl.float32)
     if OFFSET:
-        shift = tl.load(offset + col, mask=inside, other=0.0)
+        added = tl.load(offset + col, mask=inside, other=0.0)
     share = tl.full([COLS], 1.0, tl.float32)
     if WEIGHT:
         share = tl.load(weight + col, mask=inside, other=0.0)
@@ -158,15 +158,17 @@ def gradient_rows(
         place = logits + row.to(tl.int64)[:, None] * stride + col[None, :]
         z = tl.load(place, mask=keep, other=0.0).to(tl.float32)
         if OFFSET:
-            z += shift[None, :]
+            z += added[None, :]
         reference = tl.load(lse + row, mask=there, other=0.0)
         g = tl.exp(z - reference[:, None]) * tl.load(a + row, mask=there, other=0.0)[:, None]
         index = tl.load(target + row, mask=there, other=-1) - start
         g -= tl.where(index[:, None] == col[None, :], tl.load(u + row, mask=there, other=0.0)[:, None], 0.0)
         if SMOOTH:
             g -= tl.load(v + row, mask=there, other=0.0)[:, None] * share[None, :]
-        tl.store(place, g.to(logits.dtype.element_ty), mask=keep)
         if COLUMNS:
             summed += tl.sum(tl.where(keep, g, 0.0), 0)
+        if SHIFT:
+            g += tl.load(shift + row, mask=there, other=0.0)[:, None]
+        tl.store(place, g.to(logits.dtype.element_ty), mask=keep)
     if COLUMNS:
         tl.store(partial + tl.program_id(1).to(tl.int64) * size + col, summed, mask=inside)

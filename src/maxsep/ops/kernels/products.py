@@ -64,11 +64,11 @@ def accumulate_product(
 
 @triton.jit(do_not_specialize=["start", "size", "batch", "splits"])
 def gradient_product(
-    x, w, out, offset, weight, target, lse, a, u, v, partial, scale, start, size, batch, splits,
-    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, COLUMNS: tl.constexpr,
+    x, w, out, offset, weight, target, lse, a, u, v, shift, partial, scale, start, size, batch, splits,
+    OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Write scale (a exp(z - lse) - u [j = y] - v w_j), the gradient at x w^T, and its sums over each ROWS rows."""
+    """Write scale (a exp(z - lse) - u [j = y] - v w_j + shift), the gradient at x w^T, and unshifted sums of rows."""
     block = tl.program_id(0) // splits
     first = block * ROWS
     row = first + tl.arange(0, ROWS)
@@ -80,6 +80,7 @@ def gradient_product(
     pull = tl.load(u + row, mask=there, other=0.0) * scale
     if SMOOTH:
         smoothed = tl.load(v + row, mask=there, other=0.0) * scale
+    moved = tl.load(shift + row, mask=there, other=0.0) * scale if SHIFT else tl.zeros([ROWS], tl.float32)
     unit = 1.0 if OFFSET else scale  # what z lacks of a logit
     for tile in tl.range(tl.program_id(0) % splits, tl.cdiv(size, COLS), splits, flatten=True):
         z = tl.zeros([ROWS, COLS], tl.float32)
@@ -89,7 +90,7 @@ def gradient_product(
         inside = col < size
         if OFFSET:
             z = z * scale + tl.load(offset + col, mask=inside, other=0.0)[None, :]
-        g = tl.exp2(z * (unit * LOG2_E) - reference[:, None]) * factor[:, None]
+        g = tl.exp2(z * (unit * LOG2_E) - reference[:, None]) * factor[:, None] + moved[:, None]
         g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
         if SMOOTH:
             share = tl.full([COLS], 1.0, tl.float32)
@@ -101,4 +102,4 @@ def gradient_product(
         out.store([first, tile * COLS], left.to(out.dtype))
         out.store([first, tile * COLS + COLS // 2], right.to(out.dtype))
         if COLUMNS:
-            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0), mask=inside)
+            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0) - tl.sum(moved, 0), mask=inside)
