@@ -62,6 +62,13 @@ def test_seeds_are_told_for_the_columns_that_have_runs(counts, told):
     assert seeds(dict(zip(("CIFAR-10", "CIFAR-100"), counts, strict=True))) == told
 
 
+def test_pages_that_name_networks_of_torchvision_say_where_it_must_come_from():
+    for page in (ROOT / "README.md", ROOT / "docs" / "using.md"):
+        text = " ".join(page.read_text().split())
+        assert "torchvision" in text
+        assert "Take torchvision from the index that torch came from" in text, page
+
+
 def test_the_speed_page_is_that_of_the_records():
     script = runpy.run_path(str(ROOT / "docs" / "write_speed.py"))
     text = (ROOT / "docs" / "speed.md").read_text()
