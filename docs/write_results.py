@@ -70,10 +70,12 @@ def methods() -> str:
     ):
         without, matrix = (mislas(head, radius, key) for head in ("plain" if radius == 1 else "scaled", "maxsep"))
         theirs = _of_paper(paper, key) if radius == 1 else "-"
-        rows.append(f"| {name} | {theirs} | {without} | - | {matrix} | {without} |")
+        rows.append(f"| {name} | {theirs} | {without} | - | {matrix} | {SAME} |")
     return "\n".join(rows) + "\n"
 
 
+SAME = 'same run as "without"'
+"""A plain head times the radius is its own control: one run, and no second measurement."""
 COSINES = ("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine")
 
 
@@ -112,7 +114,7 @@ def mislas(head: str, radius: float, stage: str) -> str:
 
 def beyond() -> str:
     """The strongest recipe on the true ResNet-32 beside what others published for it, in Markdown."""
-    rows = [f"| | {' | '.join(TITLES.values())} | seeds |", "|---|---|---|---|"]
+    rows = [f"| | {' | '.join(TITLES.values())} | seeds of each |", "|---|---|---|---|"]
     for augmentation, name in ((WEAK, "crops and flips"), (STRONG, "with AutoAugment and cutout")):
         rows += [
             f"| {name}: {other.method} ({other.source}) | {other.cifar10:.1f} | {other.cifar100:.1f} | - |"
@@ -123,9 +125,23 @@ def beyond() -> str:
             found = [strongest(dataset, augmentation, head) for dataset in TITLES]
             if not any(found):
                 continue
-            seeds = ", ".join(str(len(each)) for each in found)
+            seeds = _seeds({title: len(each) for title, each in zip(TITLES.values(), found, strict=True)})
             rows.append(f"| {name}: logit adjustment here, {head} head | {' | '.join(map(_told, found))} | {seeds} |")
     return "\n".join(rows) + "\n"
+
+
+def _seeds(counts: dict[str, int]) -> str:
+    """How many seeds the columns of a row have; a column without runs has a dash, and is not counted.
+
+    >>> _seeds({"CIFAR-10": 3, "CIFAR-100": 3}), _seeds({"CIFAR-10": 0, "CIFAR-100": 3})
+    ('3', '3 (CIFAR-100 only)')
+    >>> _seeds({"CIFAR-10": 1, "CIFAR-100": 3})
+    'CIFAR-10: 1, CIFAR-100: 3'
+    """
+    run = {title: count for title, count in counts.items() if count}
+    if len(set(run.values())) > 1:
+        return ", ".join(f"{title}: {count}" for title, count in run.items())
+    return f"{min(run.values())}" + ("" if len(run) == len(counts) else f" ({', '.join(run)} only)")
 
 
 def strongest(dataset: str, augmentation: str, head: str) -> list[float]:

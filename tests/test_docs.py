@@ -39,6 +39,36 @@ def test_the_results_table_is_that_of_the_records():
     assert script["rewritten"](text) == text, "run: python docs/write_results.py"
 
 
+def test_a_run_that_is_its_own_control_is_told_once():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| MiSLAS")]
+    assert len(rows) == 4
+    for _, _, without, _, matrix, control in rows:
+        assert control == 'same run as "without"'
+        assert float(without) != float(matrix)
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((3, 3), "3"),
+        ((0, 3), "3 (CIFAR-100 only)"),
+        ((2, 0), "2 (CIFAR-10 only)"),
+        ((1, 3), "CIFAR-10: 1, CIFAR-100: 3"),
+    ],
+)
+def test_seeds_are_told_for_the_columns_that_have_runs(counts, told):
+    seeds = runpy.run_path(str(ROOT / "docs" / "write_results.py"))["_seeds"]
+    assert seeds(dict(zip(("CIFAR-10", "CIFAR-100"), counts, strict=True))) == told
+
+
+def test_pages_that_name_networks_of_torchvision_say_where_it_must_come_from():
+    for page in (ROOT / "README.md", ROOT / "docs" / "using.md"):
+        text = " ".join(page.read_text().split())
+        assert "torchvision" in text
+        assert "Take torchvision from the index that torch came from" in text, page
+
+
 def test_the_speed_page_is_that_of_the_records():
     script = runpy.run_path(str(ROOT / "docs" / "write_speed.py"))
     text = (ROOT / "docs" / "speed.md").read_text()

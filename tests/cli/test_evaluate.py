@@ -71,7 +71,12 @@ def test_folders_of_one_name_have_a_histogram_each(call, run, pictures, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ood", "nowhere"], "nowhere is not a folder"),
+        (
+            ["--ood", "nowhere"],
+            "'nowhere' is neither a folder nor a known set of outliers. Known: svhn, places, cifar10",
+        ),
+        (["--ood", "shvn"], "Did you mean svhn?"),
+        (["--ood", "folder:nowhere"], "nowhere is not a folder"),
         (["--ood", "unknown"], "'digits' is no split such as osr_cifar10_0"),
         (["--ood", "svhn"], "svhn needs a data folder"),
         (["--device", "tpu"], "unknown device 'tpu'. Known: auto, cpu, cuda"),
@@ -79,6 +84,46 @@ def test_folders_of_one_name_have_a_histogram_each(call, run, pictures, tmp_path
 )
 def test_outliers_that_are_not_there(run, refuse, arguments, message):
     assert message in refuse("evaluate", run["run"], *arguments)
+
+
+@pytest.fixture
+def with_damage(pictures, tmp_path):
+    """The pictures, and files among them that cannot be read."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(pictures, folder)
+    (folder / "0.png").write_bytes(b"no image")
+    (folder / "empty.jpg").touch()
+    (folder / "clip.mp4").write_bytes(b"moving")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "cut.png").write_bytes((pictures / "1.png").read_bytes()[:40])
+    return folder
+
+
+def test_images_that_cannot_be_read_are_left_out_counted_and_named(invoke, run, with_damage, tmp_path):
+    found = invoke("evaluate", run["run"], "--ood", with_damage, "--out", tmp_path / "new")
+    assert found.exit_code == 0, found.exception
+    assert f"(folder:{with_damage}, 5 images)" in found.stdout
+    first, *named = found.stderr.splitlines()
+    assert first == f"maxsep: left out of folder:{with_damage}: 4 that cannot be read; the first 3 are named:"
+    assert [line.split()[1] for line in named] == [str(with_damage / n) for n in ("clip.mp4", "0.png", "empty.jpg")]
+    assert all("neither an image" in line or "cannot be read as an image" in line for line in named)
+
+
+def test_json_names_every_image_that_cannot_be_read_and_why(invoke, run, with_damage, tmp_path):
+    found = invoke("evaluate", run["run"], "--ood", with_damage, "--out", tmp_path / "new", "--json")
+    (told,) = json.loads(found.stdout)["detection"]["sets"].values()
+    assert told["count"] == 5
+    left_out = {item["path"]: item["reason"] for item in told["unreadable"]}
+    assert sorted(left_out) == [str(with_damage / n) for n in ("0.png", "clip.mp4", "empty.jpg", "sub/cut.png")]
+    assert all(path in reason for path, reason in left_out.items())
+
+
+def test_a_folder_without_a_readable_image_is_an_error(run, refuse, tmp_path):
+    (tmp_path / "bad").mkdir()
+    assert "bad holds no image that can be read.\n" in refuse("evaluate", run["run"], "--ood", "bad")
+    (tmp_path / "bad" / "a.png").write_bytes(b"no image")
+    told = refuse("evaluate", run["run"], "--ood", "bad")
+    assert "bad holds no image that can be read. The first of 1: bad/a.png cannot be read as an image" in told
 
 
 def test_missing_outliers_are_downloaded_if_asked(run, refuse, monkeypatch, tmp_path):

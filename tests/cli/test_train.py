@@ -31,6 +31,12 @@ def test_each_optimiser_has_its_own_learning_rate(call, asked, tmp_path, optimis
     assert [spec.learning_rate for spec, _ in asked] == [rate, 0.3]
 
 
+def test_adamw_without_nesterov_is_adamw(call, asked, tmp_path):
+    call("train", "--runs", tmp_path, "--optimiser", "adamw")
+    call("train", "--runs", tmp_path, "--optimiser", "adamw", "--no-nesterov")
+    assert asked[0] == asked[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -44,7 +50,7 @@ def test_each_optimiser_has_its_own_learning_rate(call, asked, tmp_path, optimis
         (["--momentum", "nan"], "momentum must be a number in [0, 1), got nan"),
         (["--momentum", 0, "--nesterov"], "momentum must be a number in (0, 1), as Nesterov's form needs it, got 0.0"),
         (["--optimiser", "adamw", "--momentum", 0.9], "adamw has no --momentum and no --nesterov. Leave them out"),
-        (["--optimiser", "adamw", "--no-nesterov"], "or use --optimiser sgd"),
+        (["--optimiser", "adamw", "--nesterov"], "or use --optimiser sgd"),
         (["--precision", "16-mixed", "--device", "cpu"], "'16-mixed' needs a CUDA device"),
         (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
     ],

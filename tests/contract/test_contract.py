@@ -6,6 +6,7 @@ from torch import nn
 
 from maxsep import check_head, heads
 from maxsep.heads.contract import HeadContractError
+from maxsep.ops.cache import clear_cache
 
 
 def small(name, **options):
@@ -22,6 +23,23 @@ def test_the_householder_basis_meets_it_too():
     torch.compiler.reset()
     check_head(small("maxsep", basis="householder"), compile=True)
     check_head(heads.build("maxsep", 12, 500, radius=0.1, basis="householder"))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # the shapes of features and classes are constants
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
+@pytest.mark.parametrize("num_classes", [2, 5, 700])
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in heads.names()), ("maxsep", {"basis": "householder"})]
+)
+def test_torch_jit_traces_every_head_for_any_batch(name, options, num_classes, tmp_path):
+    options |= {"iterations": 3} if name == "hpn" else {}
+    clear_cache()
+    head = heads.build(name, 800, num_classes, **options).eval()
+    with torch.no_grad():
+        torch.jit.trace(head, torch.randn(3, 800)).save(tmp_path / "head.pt")
+    traced, x = torch.jit.load(tmp_path / "head.pt"), torch.randn(7, 800)
+    assert traced(x).shape == (7, num_classes)
+    assert torch.allclose(traced(x), head(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"normalise": True}, {"bias": True}, {"reserved": 3}])

@@ -242,3 +242,28 @@ def test_a_label_that_cannot_be_looked_at_makes_the_loss_nan(alone, monkeypatch)
 def test_too_many_predictions_are_refused(alone):
     with pytest.raises(ValueError, match="k must be at most the number of classes, 7, got 8"):
         ClassParallelHead(4, 7).topk(torch.zeros(2, 4), 8)
+
+
+UNEVEN = """
+import sys, torch
+from torch import distributed
+from maxsep.heads import ClassParallelHead
+rank, place = int(sys.argv[1]), sys.argv[2]
+distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+size = 3 - rank
+ClassParallelHead(4, 7, data_parallel=True).loss(torch.randn(size, 4), torch.zeros(size, dtype=torch.long))
+"""
+
+
+def test_the_rank_that_outlives_batches_of_other_sizes_says_what_may_be_the_matter(tmp_path):
+    command = [sys.executable, "-c", UNEVEN]
+    larger, smaller = (
+        subprocess.Popen([*command, str(rank), f"file://{tmp_path}/ranks"], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    )
+    told = larger.communicate(timeout=120)[1]
+    smaller.communicate(timeout=120)
+    assert larger.returncode != 0
+    assert smaller.returncode != 0
+    assert "rank 0 of 2 could not gather tensors of shape (" in told
+    assert "Every rank must pass as many samples as the others: drop an incomplete last batch (drop_last=True)" in told

@@ -22,6 +22,8 @@ _SCORES = {
     "energy_centred": "energy, centred",
     "mahalanobis": "Mahalanobis",
 }
+_NAMED = 3
+"""Files that are named of those that cannot be read; --json names all."""
 
 
 def command(
@@ -42,8 +44,9 @@ def command(
     from maxsep.lab.report.comparison import Method
 
     result = load_run(run)
+    outliers = _named(ood or [], result.spec.dataset, data)
     if download:
-        _fetch([result.spec.dataset, *(ood or [])], data)
+        _fetch([result.spec.dataset, *outliers], data)
     if (run / "weights.safetensors").is_file():
         metrics = evaluate(run, data, device=str(pick_device(device)))
     else:
@@ -53,16 +56,17 @@ def command(
             "it was trained.",
             err=True,
         )
-    found = _detect(run, result.spec.dataset, ood, data, device) if ood else None
+    found = _detect(run, outliers, data, device) if outliers else None
     files = [] if found is None else _draw(found, out or run, Method.of(result.spec).full_label)
     if as_json:
         more = {} if found is None else {"detection": found, "histograms": [str(path) for path in files]}
         typer.echo(json.dumps(metrics | more))
-        return
-    typer.echo(result.spec.name)
-    _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
-    if found is not None:
-        _show_detection(found, files)
+    else:
+        typer.echo(result.spec.name)
+        _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
+        if found is not None:
+            _show_detection(found, files)
+    _tell_left_out({} if found is None else found["sets"])
 
 
 def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
@@ -84,15 +88,21 @@ def _fetch(names: list[str], data: Path | None) -> None:
             load(name, data, download=True)
 
 
-def _detect(run: Path, dataset: str, ood: list[str], data: Path | None, device: str) -> dict[str, Any]:
-    """Score outliers; what is no name of a set is a folder. Every image counts, and inputs are left as they are."""
-    from maxsep.lab.data import OUTLIERS, check_outliers
-    from maxsep.lab.detection import Wish, detect
+def _named(ood: list[str], dataset: str, data: Path | None) -> tuple[str, ...]:
+    """Name the outliers that are asked for; what is no name of a set is a folder."""
+    from maxsep.lab.data import check_outliers, name_outliers
 
-    names = tuple(name if name in OUTLIERS or name.startswith("folder:") else f"folder:{name}" for name in ood)
+    names = tuple(name_outliers(given, data) for given in ood)
     for name in names:
         check_outliers(name, dataset)
-    return detect(run, Wish(outliers=names, magnitudes=(0.0,), repeats=0), data_root=data, device=device)
+    return names
+
+
+def _detect(run: Path, outliers: tuple[str, ...], data: Path | None, device: str) -> dict[str, Any]:
+    """Score outliers. Every image counts, and inputs are left as they are."""
+    from maxsep.lab.detection import Wish, detect
+
+    return detect(run, Wish(outliers=outliers, magnitudes=(0.0,), repeats=0), data_root=data, device=device)
 
 
 def _draw(found: dict[str, Any], folder: Path, head: str) -> list[Path]:
@@ -123,3 +133,13 @@ def _show_detection(found: dict[str, Any], files: list[Path]) -> None:
         stds = "" if shape["gap_in_stds"] is None else f" ({shape['gap_in_stds']:.2f} standard deviations)"
         typer.echo(f"  mean gap of the negative energy {shape['gap']:.2f}{stds}; histogram: {path}")
     typer.echo("  In-distribution images are positive; FPR95 at the recall closest to 95 %.")
+
+
+def _tell_left_out(sets: dict[str, Any]) -> None:
+    """Count the files that could not be read, and name the first of them."""
+    for name, told in sets.items():
+        if missing := told["unreadable"]:
+            which = f"the first {_NAMED} are named" if len(missing) > _NAMED else "here they are"
+            typer.echo(f"maxsep: left out of {name}: {len(missing)} that cannot be read; {which}:", err=True)
+        for item in missing[:_NAMED]:
+            typer.echo(f"maxsep: {item['reason']}", err=True)

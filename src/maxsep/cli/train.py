@@ -80,8 +80,8 @@ def command(
 
 
 def _of_optimiser(name: str, rate: float | None, momentum: float | None, nesterov: bool | None) -> dict[str, Any]:
-    """Fill in what was not given; momentum is none of AdamW's numbers."""
-    if name == "adamw" and not momentum is nesterov is None:
+    """Fill in what was not given; momentum is none of AdamW's numbers, and to want no Nesterov is what it does."""
+    if name == "adamw" and (momentum is not None or nesterov):
         raise ValueError("adamw has no --momentum and no --nesterov. Leave them out, or use --optimiser sgd.")
     usual = _OF_ADAMW if name == "adamw" else _DEFAULT.learning_rate
     given = {"momentum": momentum, "nesterov": nesterov}

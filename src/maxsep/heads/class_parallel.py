@@ -58,6 +58,9 @@ class ClassParallelHead(Identified):
 
     Pitfall: keep the head out of DDP, which would give all ranks the rows of rank 0, and let its parameters have an
     optimiser on each rank. A norm of gradients is a rank's own: sum the squares over ranks before clipping by it.
+    Batches of other sizes on other ranks cannot be noticed without one more call between them: gloo ends a process,
+    NCCL hangs or mixes samples. Drop an incomplete last batch (drop_last=True), or fill it up with samples whose target
+    is `ignore_index`.
 
     >>> import tempfile
     >>> place = f"file://{tempfile.mkdtemp()}/ranks"

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from maxsep.checks import Basis
+from maxsep.ops.modes import is_traced
 from maxsep.simplex import coefficients, simplex
 
 MAX_ENTRIES = 16
@@ -77,9 +78,10 @@ def _recall(key: Key, compute: Callable[[], Value]) -> Value:
 
 
 def _is_tracing() -> bool:
-    # A fake tensor in the cache, or a real one inside a fake graph, would break every later call.
+    # A fake tensor in the cache, or a real one inside a fake graph, would break every later call; and torch.jit.trace
+    # traces twice and refuses a graph that differs, as one without the computation would.
     return (
-        torch.compiler.is_compiling()
+        is_traced()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or _get_current_dispatch_mode() is not None
     )

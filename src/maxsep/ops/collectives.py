@@ -12,12 +12,24 @@ Group = Any
 
 
 def gathered(tensor: Tensor, group: Group = None) -> Tensor:
-    """Return the equally shaped tensors of all ranks, stacked in the order of ranks: one collective call."""
+    """Return the equally shaped tensors of all ranks, stacked in the order of ranks: one collective call.
+
+    Ranks do not tell each other their shapes, which would be one call more. Where shapes differ, gloo ends the process
+    with the smaller one and fails on others, who are told here what may be the matter; NCCL says nothing.
+    """
     ranks = distributed.get_world_size(group)
     out = tensor.new_empty(ranks * tensor.numel())
     # torch 2.13 renamed the call and deprecated the old name
     call = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-    call(out, tensor.contiguous().view(-1), group=group)
+    try:
+        call(out, tensor.contiguous().view(-1), group=group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {distributed.get_rank(group)} of {ranks} could not gather tensors of shape {tuple(tensor.shape)}: "
+            f"{error}\nEvery rank must pass as many samples as the others: drop an incomplete last batch "
+            "(drop_last=True), or fill it with samples whose target is ignore_index. If they did, see why another rank "
+            "ended."
+        ) from error
     return out.view(ranks, *tensor.shape)
 
 

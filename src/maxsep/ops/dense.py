@@ -9,6 +9,7 @@ from torch import Tensor
 
 from maxsep.checks import Basis
 from maxsep.ops.cache import cached_simplex
+from maxsep.ops.modes import last_size
 
 
 def separate_dense(x: Tensor, radius: float, basis: Basis = "recursive") -> Tensor:
@@ -19,7 +20,7 @@ def separate_dense(x: Tensor, radius: float, basis: Basis = "recursive") -> Tens
     >>> separate_dense(torch.tensor([[1.0, 0.0]]), 2.0)
     tensor([[ 2., -1., -1.]])
     """
-    matrix = cached_simplex(x.shape[-1] + 1, x.dtype, x.device, basis)
+    matrix = cached_simplex(last_size(x) + 1, x.dtype, x.device, basis)
     device = x.device.type
     with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
         return (x * radius if radius != 1 else x) @ matrix

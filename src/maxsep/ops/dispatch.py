@@ -11,7 +11,7 @@ from maxsep.checks import Basis, check_basis, check_floating, check_radius
 from maxsep.ops.cache import KEPT_DENSE_UP_TO
 from maxsep.ops.dense import separate_dense
 from maxsep.ops.householder import householder_adjoint, separate_householder
-from maxsep.ops.modes import is_autocasting, is_transformed
+from maxsep.ops.modes import is_autocasting, is_traced, is_transformed
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_householder import householder_rows
 from maxsep.ops.triton_scan import check_triton, separate_rows, takes
@@ -115,7 +115,7 @@ def _choose(x: Tensor, impl: str, basis: Basis = "recursive") -> str:
 
 def _dense_is_faster(x: Tensor, basis: Basis) -> bool:
     # Not on a GPU, where TensorFloat-32 would keep ten bits of P, nor in a traced graph, which would rebuild P.
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.shape[-1] >= KEPT_DENSE_UP_TO:
+    if x.device.type != "cpu" or is_traced() or x.shape[-1] >= KEPT_DENSE_UP_TO:
         return False
     return x.numel() * (x.shape[-1] - UNCOUNTED[basis]) < DENSE_WORK
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maxsep.ops.modes import is_traced, last_size
 from maxsep.simplex import reflection
 
 
@@ -24,7 +25,7 @@ def separate_householder(x: Tensor, radius: float) -> Tensor:
     >>> separate_householder(torch.tensor([[1.0, 1.0, 1.0]]), 3**0.5)
     tensor([[ 1.,  1.,  1., -3.]])
     """
-    if torch.compiler.is_compiling():
+    if is_traced():
         return _forward_plain(x, radius)
     result: Tensor = _Product.apply(x, radius, False)  # type: ignore[no-untyped-call]
     return result
@@ -46,7 +47,7 @@ def _forward(x: Tensor, radius: float) -> Tensor:
     functorch = torch._C._functorch  # is_grads_batched comes with either kind, and neither can be written to a buffer
     if functorch.is_batchedtensor(x) or functorch.is_legacy_batchedtensor(x):
         return _forward_plain(x, radius)
-    a, c, d = _numbers(x.shape[-1] + 1, radius)
+    a, c, d = _numbers(last_size(x) + 1, radius)
     total = x.sum(-1, keepdim=True)
     out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
     torch.add(total * (-a * c), x, alpha=a, out=out[..., :-1])
@@ -55,13 +56,13 @@ def _forward(x: Tensor, radius: float) -> Tensor:
 
 
 def _forward_plain(x: Tensor, radius: float) -> Tensor:
-    a, c, d = _numbers(x.shape[-1] + 1, radius)
+    a, c, d = _numbers(last_size(x) + 1, radius)
     total = x.sum(-1, keepdim=True)
     return torch.cat([x * a - total * (a * c), total * (-a * d)], -1)
 
 
 def _adjoint(g: Tensor, radius: float) -> Tensor:
-    a, c, d = _numbers(g.shape[-1], radius)
+    a, c, d = _numbers(last_size(g), radius)
     first, last = g[..., :-1], g[..., -1:]
     shift = first.sum(-1, keepdim=True) * (-a * c) - last * (a * d)
     return torch.add(shift, first, alpha=a)

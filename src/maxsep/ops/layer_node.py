@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from maxsep.ops import padding
-from maxsep.ops.modes import is_watched
+from maxsep.ops.modes import is_traced, is_watched
 
 
 class Step(NamedTuple):
@@ -40,7 +40,7 @@ def linear_then(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, *arg
     """
     dtype = padding.product_dtype(x)
     x = x if dtype is None else x.to(dtype)
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _is_one_node(x, weight, bias, arguments):
+    if is_traced() or not torch.is_grad_enabled() or not _is_one_node(x, weight, bias, arguments):
         z = padding.padded_linear(x, weight, bias)
         return step.function(z, z.shape[-1] - weight.shape[0], *arguments)
     result: Tensor = _Node.apply(x, weight, bias, dtype, step, arguments)  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from maxsep.checks import Basis
 from maxsep.ops.dispatch import logits_dtype, separate
 from maxsep.ops.layer_node import Step, linear_then
-from maxsep.ops.modes import is_autocasting, is_transformed
+from maxsep.ops.modes import is_autocasting, is_traced, is_transformed
 from maxsep.ops.padding import linear_gradients
 from maxsep.ops.scan import BLOCK, _Adjoint, scaled_coefficients
 from maxsep.ops.triton_householder import householder_adjoint_rows, householder_rows
@@ -68,14 +68,14 @@ _STEPS = {
 def _weight_is_smaller(x: Tensor, weight: Tensor) -> bool:
     # Where products round to 16 bits P stays behind them, since it works in float32. A batch that is still a symbol
     # is not asked for its size: a traced graph is to serve every batch.
-    if torch.compiler.is_compiling() or is_autocasting(x.device.type) or not _is_plain(x, weight):
+    if is_traced() or is_autocasting(x.device.type) or not _is_plain(x, weight):
         return False
     samples, features = math.prod(x.shape[:-1]), x.shape[-1]
     return (samples - features) * weight.shape[0] > BLOCK and not is_transformed()
 
 
 def _in_one_buffer(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or not _is_plain(x, weight):
+    if is_traced() or x.device.type != "cpu" or not _is_plain(x, weight):
         return False
     large = math.prod(x.shape[:-1]) * weight.shape[0] > BLOCK
     return large and not is_autocasting("cpu") and not is_transformed()

@@ -31,6 +31,25 @@ def is_transformed() -> bool:
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def is_traced() -> bool:
+    """Return whether a call becomes part of a graph, by torch.compile, torch.export or torch.jit.trace.
+
+    >>> is_traced()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
+def last_size(x: Tensor) -> int:
+    """Return the size of the last dimension, for which torch.jit.trace gives a tensor; its graph holds for this one.
+
+    >>> last_size(torch.zeros(2, 3))
+    3
+    """
+    size: int | Tensor = x.shape[-1]
+    return int(size) if isinstance(size, Tensor) else size
+
+
 def is_watched(tensors: Iterable[Tensor]) -> bool:
     """Return whether more than torch's own kernels is to see a call: a compiler, a tracer, a transform, a mode.
 
@@ -40,7 +59,7 @@ def is_watched(tensors: Iterable[Tensor]) -> bool:
     >>> is_watched([torch.zeros(2)]), is_watched([torch.zeros(2).as_subclass(type("Other", (Tensor,), {}))])
     (False, True)
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+    if is_traced() or torch._C._len_torch_dispatch_stack():
         return True
     return is_transformed() or any(
         type(tensor) not in _OWN or torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors

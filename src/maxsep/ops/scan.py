@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.cache import cached_coefficients
+from maxsep.ops.modes import is_traced, last_size
 
 BLOCK = 1 << 17
 """Numbers per block of rows in a CPU's backward pass: half a megabyte, the size of a second-level cache."""
@@ -27,8 +28,8 @@ def separate_scan(x: Tensor, radius: float) -> Tensor:
     >>> separate_scan(torch.tensor([[1.0, 0.0]]), 2.0)
     tensor([[ 2., -1., -1.]])
     """
-    s, r = scaled_coefficients(x.shape[-1] + 1, radius, x)
-    if torch.compiler.is_compiling():
+    s, r = scaled_coefficients(last_size(x) + 1, radius, x)
+    if is_traced():
         return _forward_traced(x, s, r)
     result: Tensor = _Separate.apply(x, s, r)  # type: ignore[no-untyped-call]
     return result
@@ -42,7 +43,7 @@ def separate_adjoint(g: Tensor, radius: float) -> Tensor:
     >>> separate_adjoint(torch.tensor([[1.0, -0.5, -0.5]]), 2 / 3)
     tensor([[1., 0.]])
     """
-    s, r = scaled_coefficients(g.shape[-1], radius, g)
+    s, r = scaled_coefficients(last_size(g), radius, g)
     result: Tensor = _Adjoint.apply(g, s, r)  # type: ignore[no-untyped-call]
     return result
 

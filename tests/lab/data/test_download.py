@@ -32,6 +32,10 @@ def cut_after(server, size):
     return answer
 
 
+def stop(done, total):
+    raise KeyboardInterrupt
+
+
 def ranges(server):
     return [span for _, span in server.requests]
 
@@ -68,10 +72,6 @@ def test_cut_connections_are_resumed(tmp_path, remote, server):
 
 def test_interrupted_download_is_continued_by_a_later_call(tmp_path, remote, server, visible):
     file = remote(CONTENT, "/a")
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
     server.faults["/a"] = cut_after(server, 100_000)
     with pytest.raises(KeyboardInterrupt):
         download(file, tmp_path, progress=stop)
@@ -196,6 +196,29 @@ def test_full_disk_says_how_much_is_needed(tmp_path, remote, visible):
     with pytest.raises(DownloadError, match=r"No space left on device. data.bin needs 300000 bytes"):
         download(remote(CONTENT, "/a"), tmp_path, progress=full)
     assert visible(tmp_path) == []
+
+
+HTML = b"<html>Sign in to this network</html>".ljust(len(CONTENT))
+
+
+@pytest.mark.parametrize("wrong", [b"other" * 60_000, HTML], ids=["another file", "a page"])
+def test_a_download_in_vain_removes_the_folders_it_made_and_no_others(tmp_path, remote, server, wrong):
+    file = remote(CONTENT, "/a")
+    server.files["/a"] = wrong
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "new" / "deep", tmp_path / "mine", tmp_path / "mine" / "new"):
+        with pytest.raises(DownloadError):
+            download(file, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".data.bin.lock"]
+
+
+def test_what_has_arrived_keeps_its_new_folder(tmp_path, remote, server):
+    file = remote(CONTENT, "/a")
+    server.faults["/a"] = cut_after(server, 100_000)
+    with pytest.raises(KeyboardInterrupt):
+        download(file, tmp_path / "new", progress=stop)
+    assert (tmp_path / "new" / ".data.bin.part").stat().st_size > 0
 
 
 FETCH = """

@@ -1,8 +1,11 @@
 """One holder at a time, and no stale lock after a kill."""
 
+import contextlib
 import subprocess
 import sys
 import threading
+
+import pytest
 
 from maxsep.lab.data.lock import locked
 
@@ -44,3 +47,53 @@ def test_lock_is_released_after_an_error(tmp_path):
             pass
     with locked(tmp_path / "x.lock"):
         assert (tmp_path / "x.lock").stat().st_size == 0
+
+
+def test_a_folder_made_for_a_block_that_fails_goes_with_it_and_who_waits_makes_it_again(tmp_path):
+    path = tmp_path / "new" / "deep" / "x.lock"
+    held, waiting, entered = threading.Event(), threading.Event(), threading.Event()
+
+    def fail():
+        with contextlib.suppress(KeyError), locked(path):
+            held.set()
+            waiting.wait(10)
+            raise KeyError
+
+    def enter():
+        with locked(path):
+            assert path.is_file()
+            (path.parent / "data").touch()
+            entered.set()
+
+    first, second = threading.Thread(target=fail), threading.Thread(target=enter)
+    first.start()
+    assert held.wait(10)
+    second.start()
+    assert not entered.wait(0.3)
+    waiting.set()
+    first.join()
+    second.join()
+    assert entered.is_set()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["data", "x.lock"]
+
+
+@pytest.mark.parametrize("left", [[], ["data"]])
+def test_only_empty_folders_are_removed(tmp_path, left):
+    path = tmp_path / "new" / "x.lock"
+    with contextlib.suppress(KeyError), locked(path):
+        for name in left:
+            (path.parent / name).touch()
+        raise KeyError
+    assert path.parent.exists() == bool(left)
+    with contextlib.suppress(KeyError), locked(tmp_path / "x.lock"):
+        raise KeyError
+    assert (tmp_path / "x.lock").exists(), "a folder that was there stays as it is"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError), locked(tmp_path / "file" / "new" / "x.lock"):
+        pass
+    (tmp_path / "x.lock").symlink_to(tmp_path / "nowhere" / "x.lock")
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "x.lock"):
+        pass

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from maxsep.lab.data import load_outliers, origin, outliers
+from maxsep.lab.data import load_outliers, name_outliers, origin, outliers
 
 
 @pytest.fixture
@@ -94,6 +94,31 @@ def test_a_folder_is_read_at_the_size_and_in_the_channels_of_the_dataset(root):
         load_outliers(f"folder:{root / 'nowhere'}")
 
 
+def test_a_damaged_image_is_left_out_of_a_folder_if_it_can_be_told(root):
+    folder, damaged = f"folder:{root / 'places365'}", root / "places365" / "a" / "1.png"
+    damaged.write_bytes(b"no image")
+    unreadable = {}
+    assert first_pixels(load_outliers(folder, unreadable=unreadable)) == [0, 20, 100, 110, 120]
+    assert list(unreadable) == [damaged]
+    with pytest.raises(ValueError, match=r"a/1.png cannot be read as an image"):
+        load_outliers(folder)
+    with pytest.raises(ValueError, match=r"a/1.png cannot be read as an image"):
+        load_outliers("places", root, unreadable={})
+
+
+def test_what_a_user_means(root, monkeypatch):
+    monkeypatch.chdir(root)
+    assert name_outliers("places") == "places"
+    assert name_outliers("folder:anything") == "folder:anything"
+    assert name_outliers("places365") == "folder:places365"
+    assert name_outliers("a?size=16", root / "places365") == "folder:a?size=16"
+    for typo, meant in (("shvn", "svhn"), ("SVHN", "svhn"), ("place", "places"), ("cifar-100", "cifar100")):
+        with pytest.raises(ValueError, match=rf"'{typo}' is neither .*\. Did you mean {meant}\? Known: .*cifar\+50"):
+            name_outliers(typo, root)
+    with pytest.raises(ValueError, match=r"'my/photos' is neither .* outliers\. Known: .* path of a folder of images"):
+        name_outliers("my/photos", root)
+
+
 def test_colour_becomes_grey_as_the_eye_sees_it():
     colour = torch.tensor([200, 100, 50], dtype=torch.uint8).view(1, 3, 1, 1)
     assert outliers._channels(colour, 1).item() == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)
@@ -104,6 +129,7 @@ def test_colour_becomes_grey_as_the_eye_sees_it():
     ("name", "like", "message"),
     [
         ("textures", "cifar10", r"unknown outliers 'textures'. Known: svhn, places, .*folder:PATH"),
+        ("Place", "cifar10", r"unknown outliers 'Place'. Did you mean places\? Known"),
         ("svhn", "svhn", "svhn cannot be outliers of itself"),
         ("unknown", "cifar10", "'cifar10' is no split such as osr_cifar10_0"),
         ("cifar+10", "osr_svhn_0", "osr_svhn_0 has unknown"),

@@ -2,34 +2,9 @@ import json
 
 import pytest
 
-from maxsep.lab import recipes
 from maxsep.lab.report.collect import collect
-from maxsep.lab.report.provenance import commands, environment, facts
+from maxsep.lab.report.provenance import environment, facts
 from maxsep.lab.spec import RunSpec
-
-
-def told(folder, specs, run_folders):
-    return commands(collect(run_folders(folder, specs)).records, ["runs"], ())
-
-
-def test_commands_follow_from_the_runs(tmp_path, run_folders):
-    fixed = recipes.get("fixed")
-    assert told(tmp_path / "a", recipes.get("demo").specs(), run_folders) == ("maxsep demo", "maxsep report runs")
-    only = "dataset=cifar10,imbalance=0.02|0.01,network=resnet34"
-    specs = recipes.get("table1").specs(2, epochs=5, precision="bf16-mixed", only=only)
-    assert told(tmp_path / "b", specs, run_folders)[0] == (
-        "maxsep reproduce table1 --data DIR --only 'dataset=cifar10,imbalance=0.02|0.01,network=resnet34' "
-        "--seeds 2 --epochs 5"
-    )
-    learned = fixed.specs(only="head=etf")
-    assert told(tmp_path / "c", learned, run_folders)[0] == "maxsep reproduce fixed --data DIR"
-    assert told(tmp_path / "d", [RunSpec(dataset="folder:birds")], run_folders) == ("maxsep report runs",)
-
-
-def test_a_command_selects_the_runs_it_stands_for(tmp_path, run_folders):
-    specs = recipes.get("table1").specs(only="dataset=cifar100,network=convnet,imbalance=1")
-    command = told(tmp_path, specs, run_folders)[0]
-    assert recipes.get("table1").specs(only=command.split("'")[1]) == specs
 
 
 @pytest.mark.parametrize(("images", "told"), [(1_437, "14,370"), (100_000, "1.0 million")])

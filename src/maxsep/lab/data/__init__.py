@@ -14,7 +14,7 @@ from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
 from maxsep.lab.data.normalise import normalisation
 from maxsep.lab.data.open_set import OpenSet, known_data, parse_open_set
-from maxsep.lab.data.outliers import OUTLIERS, check_outliers, load_outliers, origin
+from maxsep.lab.data.outliers import OUTLIERS, check_outliers, load_outliers, name_outliers, origin
 from maxsep.lab.data.sources import ensure
 from maxsep.lab.data.split import hold_out, limit
 from maxsep.lab.data.svhn import load_svhn
@@ -36,6 +36,7 @@ __all__ = [
     "load_outliers",
     "long_tail_counts",
     "long_tail_indices",
+    "name_outliers",
     "normalisation",
     "origin",
     "parse_open_set",

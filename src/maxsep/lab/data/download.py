@@ -74,7 +74,7 @@ def download(file: RemoteFile, folder: Path, *, timeout: float = 30.0, progress:
 
     Bytes are collected in a hidden `.NAME.part`, which a later call continues with an HTTP range request. The file
     gets its name only when length and sums are right, by an atomic rename after fsync, so a reader never sees a part
-    of it. A lock makes a second process wait and then find the file done.
+    of it. A lock makes a second process wait and then find the file done. A folder that was made in vain is removed.
 
     Args:
         file: What to fetch.
@@ -85,7 +85,6 @@ def download(file: RemoteFile, folder: Path, *, timeout: float = 30.0, progress:
     Raises:
         DownloadError: No mirror gave the right file; says why each failed and where to put the file by hand.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     final, part = folder / file.name, folder / f".{file.name}.part"
     with locked(folder / f".{file.name}.lock"):
         if final.is_file():
@@ -101,7 +100,9 @@ def download(file: RemoteFile, folder: Path, *, timeout: float = 30.0, progress:
                 _publish(part, final)
                 return final
             reasons.append(f"  {url}: {reason}")
-    raise DownloadError(_offline_message(file, final, reasons))
+        if not _size(part):
+            part.unlink(missing_ok=True)
+        raise DownloadError(_offline_message(file, final, reasons))
 
 
 def _from_mirror(file: RemoteFile, url: str, part: Path, timeout: float, progress: Progress | None) -> str:

@@ -11,6 +11,8 @@ from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.split import hold_out
 
+Unreadable = dict[Path, ValueError]
+"""Files that were left out, and why; the reason is a sentence that names the file."""
 SIZE = 32
 TEST_FRACTION = 0.2
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
@@ -71,7 +73,9 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
     return Data(name, train, test)
 
 
-def read_images(folder: Path, size: int = SIZE, *, most: int | None = None) -> torch.Tensor:
+def read_images(
+    folder: Path, size: int = SIZE, *, most: int | None = None, unreadable: Unreadable | None = None
+) -> torch.Tensor:
     """Read every image below a folder, whatever its sub-folders mean, as uint8 (N, 3, size, size).
 
     Images come in the sorted order of their paths and are cut as in `load_folder`.
@@ -80,10 +84,20 @@ def read_images(folder: Path, size: int = SIZE, *, most: int | None = None) -> t
         folder: The folder.
         size: Height and width of the images.
         most: If there are more images than this, a choice of so many by a fixed seed.
+        unreadable: Gets the files that are no images or cannot be read, which are then left out. If it is not given,
+            and also if no image is left, they are errors.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder of images.")
-    return _read_files(_few(_image_files(folder), most), size)
+    files = _few(_image_files(folder, unreadable), most)
+    if unreadable is None:
+        return _read_files(files, size)
+    array, errors = decode(files, (3, size, size))
+    unreadable |= {files[i]: errors[i] for i in sorted(errors)}
+    if len(errors) == len(files):
+        first = f" The first of {len(unreadable)}: {next(iter(unreadable.values()))}" if unreadable else ""
+        raise ValueError(f"{folder} holds no image that can be read.{first}")
+    return torch.from_numpy(array)[[i for i in range(len(files)) if i not in errors]]
 
 
 def _few(files: list[Path], most: int | None) -> list[Path]:
@@ -133,24 +147,30 @@ def _class_folders(folder: Path) -> list[Path]:
     return classes
 
 
-def _image_files(folder: Path) -> list[Path]:
-    """List the images of a class, those of sub-folders too; anything unknown is an error."""
+def _image_files(folder: Path, unreadable: Unreadable | None = None) -> list[Path]:
+    """List the images of a class, those of sub-folders too; anything unknown is an error, or goes to `unreadable`."""
     found: list[Path] = []
     for path in _visible(folder):
-        if path.is_dir():
-            if path.is_symlink():
-                raise ValueError(f"{path} is a link to a folder inside a class. Put the images there themselves.")
-            found += _image_files(path)
-        elif path.suffix.lower() in IMAGE_SUFFIXES:
+        if path.is_dir() and not path.is_symlink():
+            found += _image_files(path, unreadable)
+        elif path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir():
             found.append(path)
-        elif not _ignored(path):
-            raise ValueError(
-                f"{path} is neither an image nor a text file. Allowed images: {', '.join(sorted(IMAGE_SUFFIXES))}. "
-                "Move it away, or hide it with a dot before its name."
-            )
-    if not found:
+        elif path.is_dir() or not _ignored(path):
+            if unreadable is None:
+                raise _unknown_kind(path)
+            unreadable[path] = _unknown_kind(path)
+    if not found and unreadable is None:
         raise ValueError(f"{folder} holds no image. Add images or remove the folder.")
     return found
+
+
+def _unknown_kind(path: Path) -> ValueError:
+    if path.is_dir():
+        return ValueError(f"{path} is a link to a folder inside a class. Put the images there themselves.")
+    return ValueError(
+        f"{path} is neither an image nor a text file. Allowed images: {', '.join(sorted(IMAGE_SUFFIXES))}. "
+        "Move it away, or hide it with a dot before its name."
+    )
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -13,20 +13,53 @@ from pathlib import Path
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file while the block runs; other processes and threads wait.
 
-    The empty lock file stays: removing it would let a third process lock a new file of the same name while the
-    second still waits on the old one.
+    Folders of the file that are missing are made. The empty lock file stays, unless the block fails and leaves nothing
+    else in the folders that were made for it: then they go with it, and who waits for that file makes a new one.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder) / "data.lock"):
+    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder) / "new" / "data.lock"):
     ...     print("alone")
     alone
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    handle, made = _hold(path)
     try:
-        _acquire(handle)
         yield
+    except BaseException:
+        _leave_nothing(path, made)
+        raise
     finally:
         os.close(handle)
+
+
+def _hold(path: Path) -> tuple[int, list[Path]]:
+    """Lock the file that has this name; return it, and the folders that were made for it, the innermost first."""
+    while True:
+        made = [folder for folder in path.parents if not folder.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            if path.parent.exists():
+                raise
+            continue  # a process that failed has just removed the folder that it had made
+        try:
+            _acquire(handle)
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle, made
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # removed while we waited: a third process may hold a new file of the same name
+
+
+def _leave_nothing(path: Path, made: list[Path]) -> None:
+    with contextlib.suppress(OSError):  # somebody else's file is there, or the system removes no open file
+        if made and list(path.parent.iterdir()) == [path]:
+            path.unlink()
+            for folder in made:
+                folder.rmdir()
 
 
 if sys.platform == "win32":

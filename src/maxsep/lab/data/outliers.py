@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from maxsep.lab.data import sources
 from maxsep.lab.data.cifar import load_cifar
-from maxsep.lab.data.folder import parse_address, read_images
+from maxsep.lab.data.folder import Unreadable, parse_address, read_images
 from maxsep.lab.data.imageset import ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.open_set import keep_classes, parse_open_set
@@ -28,6 +30,30 @@ _FOLDER = "folder:"
 _TEXT = {"cifar10": "CIFAR-10 test", "cifar100": "CIFAR-100 test"}
 
 
+def name_outliers(given: str, root: str | Path | None = None) -> str:
+    """Return the name of what a user means: a set by its name, or any folder of images, as folder:PATH; reads nothing.
+
+    >>> import tempfile
+    >>> name_outliers("svhn"), name_outliers(tempfile.gettempdir()).startswith("folder:")
+    ('svhn', True)
+    """
+    if given in OUTLIERS or given.startswith(_FOLDER):
+        return given
+    path, _ = parse_address(given)
+    with contextlib.suppress(FileNotFoundError):
+        if find_folder(path, root).is_dir():
+            return f"{_FOLDER}{given}"
+    raise ValueError(
+        f"{given!r} is neither a folder nor a known set of outliers.{_nearest(given)} Known: {', '.join(OUTLIERS)}. "
+        "Give one of these, or the path of a folder of images."
+    )
+
+
+def _nearest(given: str) -> str:
+    found = difflib.get_close_matches(given.lower(), OUTLIERS, n=1)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
 def check_outliers(name: str, like: str = "") -> None:
     """Raise if there is no set of outliers of this name for this dataset; reads nothing.
 
@@ -40,7 +66,7 @@ def check_outliers(name: str, like: str = "") -> None:
     if name.startswith(_FOLDER):
         parse_address(name.removeprefix(_FOLDER))
     elif name not in OUTLIERS:
-        raise ValueError(f"unknown outliers {name!r}. Known: {', '.join(OUTLIERS)}, {_FOLDER}PATH.")
+        raise ValueError(f"unknown outliers {name!r}.{_nearest(name)} Known: {', '.join(OUTLIERS)}, {_FOLDER}PATH.")
     elif name == like:
         raise ValueError(f"{name} cannot be outliers of itself. Choose another set, or folder:PATH.")
     elif name in UNKNOWN:
@@ -51,7 +77,12 @@ def check_outliers(name: str, like: str = "") -> None:
 
 
 def load_outliers(
-    name: str, root: str | Path | None = None, *, like: str = "", shape: tuple[int, int, int] = (3, 32, 32)
+    name: str,
+    root: str | Path | None = None,
+    *,
+    like: str = "",
+    shape: tuple[int, int, int] = (3, 32, 32),
+    unreadable: Unreadable | None = None,
 ) -> ImageSet:
     """Load images from outside a dataset; their labels mean nothing to it.
 
@@ -62,6 +93,8 @@ def load_outliers(
         root: The data folder; by default $MAXSEP_DATA.
         like: The dataset that they are outside of.
         shape: (channels, height, width) of its images.
+        unreadable: Gets the files of `folder:PATH` that cannot be read, which are then left out; without it the first
+            of them is an error, as it always is in a set that has a name.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -71,7 +104,7 @@ def load_outliers(
     (3, 32, 32)
     """
     check_outliers(name, like)
-    images = _load(name, root, like, shape[1])
+    images = _load(name, root, like, shape[1], unreadable)
     if images.shape[2:] != shape[1:]:
         raise ValueError(
             f"the images of {name} are {tuple(images.shape[2:])}, those of {like or 'the dataset'} {shape[1:]} "
@@ -101,9 +134,10 @@ def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
     return _TEXT.get(name, name.removeprefix(_FOLDER))
 
 
-def _load(name: str, root: str | Path | None, like: str, size: int) -> Tensor:
+def _load(name: str, root: str | Path | None, like: str, size: int, unreadable: Unreadable | None) -> Tensor:
     if name.startswith(_FOLDER):
-        return read_images(find_folder(parse_address(name.removeprefix(_FOLDER))[0], root), size)
+        path, _ = parse_address(name.removeprefix(_FOLDER))
+        return read_images(find_folder(path, root), size, unreadable=unreadable)
     base = data_root(name, root)
     if name == "places":
         return _read_places(base)

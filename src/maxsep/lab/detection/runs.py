@@ -90,7 +90,8 @@ def detect(
 
     Returns:
         The content of `detection.json`: closed-set accuracy, and for each set its origin, every score's measures on
-        all images and on draws, the sweep over input steps, and histograms of the negative energy.
+        all images and on draws, the sweep over input steps, histograms of the negative energy, and the files of a
+        folder that could not be read and were left out.
     """
     run = load_run(folder)
     if not (Path(folder) / "weights.safetensors").is_file():
@@ -99,9 +100,7 @@ def detect(
     data = _data(RunSpec(**{name: getattr(run.spec, name) for name in _DATA}), _text(data_root))
     with _full_precision():
         judge = _Judge(_pipeline(folder, run.preprocessing, place), data, wish, run.preprocessing, place)
-        sets = {name: judge.measure(_outliers(name, run.spec, data, data_root)) for name in wish.sets(data.name)}
-    for name, told in sets.items():
-        sets[name] = {"origin": origin(name, data_root, like=data.name)} | told
+        sets = {name: _measured(name, judge, run.spec, data, data_root) for name in wish.sets(data.name)}
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run.spec.name,
@@ -220,14 +219,22 @@ def _pipeline(folder: str | Path, told: dict[str, Any], device: torch.device) ->
     return pipeline.requires_grad_(False)
 
 
-def _outliers(name: str, spec: RunSpec, data: Data, root: str | Path | None) -> ImageSet:
-    images = _load_outliers(name, _text(root), data.name, data.test.shape)
-    return images if spec.max_test is None else images.subset(limit(images.labels, spec.max_test, spec.subset_seed))
+def _measured(name: str, judge: _Judge, spec: RunSpec, data: Data, root: str | Path | None) -> dict[str, Any]:
+    images, unreadable = _load_outliers(name, _text(root), data.name, data.test.shape)
+    if spec.max_test is not None:
+        images = images.subset(limit(images.labels, spec.max_test, spec.subset_seed))
+    told = {"origin": origin(name, root, like=data.name)} | judge.measure(images)
+    return told | {"unreadable": [{"path": path, "reason": reason} for path, reason in unreadable]}
 
 
 @functools.lru_cache(maxsize=3)
-def _load_outliers(name: str, root: str | None, like: str, shape: tuple[int, int, int]) -> ImageSet:
-    return load_outliers(name, root, like=like, shape=shape)  # the runs of a recipe share their outliers
+def _load_outliers(
+    name: str, root: str | None, like: str, shape: tuple[int, int, int]
+) -> tuple[ImageSet, tuple[tuple[str, str], ...]]:
+    """Load outliers, which the runs of a recipe share, and say by path why files of a folder were left out."""
+    unreadable: dict[Path, ValueError] = {}
+    images = load_outliers(name, root, like=like, shape=shape, unreadable=unreadable)
+    return images, tuple((str(path), str(error)) for path, error in unreadable.items())
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,20 +1,16 @@
-"""Where the numbers come from: what was run, on which machines, with which versions and commands."""
+"""Where the numbers come from: what was run, on which machines, with which versions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from maxsep.lab import recipes
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.durations import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method, dataset_label, network_label
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, rounded
-from maxsep.lab.spec import RunSpec
-
-_ANY = {"seed": 0, "precision": "32-true", "max_train": None, "max_test": None, "features_at": ()}
 
 DEFINITIONS = (
     ("plain", "A linear layer from the features to the classes: the usual head."),
@@ -115,41 +111,6 @@ def environment(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
     return (*found, ("runs that were resumed", str(resumed))) if records else ()
 
 
-def commands(records: Sequence[Record], folders: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-    """The commands that lead here: those given, or else the recipes that the runs belong to, and this report."""
-    if given:
-        return tuple(given)
-    lines = []
-    unexplained = [record.spec for record in records]
-    for recipe in map(recipes.get, recipes.names()):
-        protocol = {_base(spec): spec for spec in recipe.specs()}
-        mine = [spec for spec in unexplained if _base(spec) in protocol]
-        if mine and recipe.runs_of is None:
-            unexplained = [spec for spec in unexplained if spec not in mine]
-            lines.append(_command(recipe, mine, protocol))
-    return (*lines, f"maxsep report {' '.join(folders)}")
-
-
-def _command(recipe: recipes.Recipe, mine: Sequence[RunSpec], protocol: Mapping[RunSpec, RunSpec]) -> str:
-    """The command that trains some runs of a recipe."""
-    parts = ["maxsep demo" if recipe.name == "demo" else f"maxsep reproduce {recipe.name} --data DIR"]
-    terms = []
-    for field in ("dataset", "imbalance", "network"):
-        choices = list(dict.fromkeys(getattr(spec, field) for spec in protocol.values()))
-        there = [choice for choice in choices if any(getattr(spec, field) == choice for spec in mine)]
-        if len(there) < len(choices):
-            values = "|".join(f"{value:g}" if isinstance(value, float) else value for value in there)
-            terms.append(f"{field}={values}")
-    if terms:
-        parts.append(f"--only '{','.join(terms)}'")
-    if (seeds := len({spec.seed for spec in mine})) != len(recipe.seeds):
-        parts.append(f"--seeds {seeds}")
-    epochs = {spec.epochs for spec in mine if protocol[_base(spec)].epochs != spec.epochs}
-    if len(epochs) == 1:
-        parts.append(f"--epochs {epochs.pop()}")
-    return " ".join(parts)
-
-
 def runs_table(records: Sequence[Record]) -> Table:
     """List every finished run."""
     rows = []
@@ -167,14 +128,6 @@ def runs_table(records: Sequence[Record]) -> Table:
         rows.append(Row(cells))
     columns = ("run", "seed", "epochs", "top-1, %", "loss", "time")
     return Table("runs", "All runs", columns, tuple(rows))
-
-
-def _base(spec: RunSpec) -> RunSpec:
-    """A run without what a call may change: seed, length, precision and limits."""
-    spec = spec.replace(**_ANY, epochs=1, schedule_options=(), validation=0.0)
-    loss = tuple((key, value) for key, value in spec.loss_options if key != "reweight_from")
-    first = None if spec.start_from is None else _base(spec.start_from)
-    return spec.replace(loss_options=loss, start_from=first)
 
 
 def _list(values: Any) -> str:

@@ -15,6 +15,7 @@ from maxsep.lab.report import fisher, openset, outliers, provenance, sections, v
 from maxsep.lab.report.accuracy import results
 from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
+from maxsep.lab.report.commands import commands as training_commands
 from maxsep.lab.report.comparison import Setting, settings_of
 from maxsep.lab.report.family import Family, family
 from maxsep.lab.report.findings import find
@@ -90,7 +91,7 @@ def build(
         facts=provenance.facts(collection),
         sections=tuple(section for section in found if section is not None),
         environment=provenance.environment(collection.records),
-        commands=provenance.commands(collection.records, folders, commands),
+        commands=training_commands(collection.records, folders, commands),
         definitions=provenance.DEFINITIONS,
         collection=collection,
         results=tuple(results(settings, tests)),
