@@ -1,5 +1,6 @@
 """Chunks cover the classes once, start where the running sums do, and keep within their memory."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,8 @@ def test_equal_chunks(sizes, grain, most, wave):
 def test_borrowing_chunks(sizes, grain, most, own, wave):
     chunks = borrowing_chunks(sizes, most, own, grain, wave * grain)
     assert_covers(chunks[::-1], sizes, grain)
-    assert_whole_waves([stop - start for start, stop in chunks[1:-1]], wave * grain)  # both ends have what is left
+    whole = chunks if chunks[0][1] - chunks[0][0] > grain else chunks[1:]  # an odd end may stand alone
+    assert_whole_waves([stop - start for start, stop in whole[1:-1]], wave * grain)  # both ends have what is left
     for start, stop in chunks:
         taken, below = (stop - start) * sizes.per_class, start * sizes.row
         folded = (stop - start) * sizes.per_folded
@@ -92,6 +94,17 @@ def test_chunks_of_a_gpu_fill_its_processors():
     assert set(lengths[1:-1]) == {16_384, 12_288, 8_192, 4_096}
     assert lengths[-1] < 4_096
     assert lengths.count(16_384) > 45
+
+
+@pytest.mark.parametrize(("num_classes", "odd"), [(99_999, 159), (100_000, 0), (10_007, 23), (5_001, 0)])
+def test_products_over_many_classes_have_no_odd_end(num_classes, odd):
+    cuda = torch.device("cuda")
+    sizes = Sizes(num_classes, 4096 if num_classes > 50_000 else 64, 512, 2, 2, False, 8)
+    given = (most_bytes(cuda), own_bytes(sizes, cuda, "triton"), 256, wave(cuda))
+    lengths = [stop - start for start, stop in borrowing_chunks(sizes, *given)]
+    assert (lengths[0] == odd) == bool(odd)
+    assert all(length % 8 == 0 for length in lengths[1:])
+    assert lengths[0] % 8 == 0 or lengths[0] < 4096
 
 
 def test_steps_of_a_training_share_one_list_of_chunks():
