@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
 METHODS = "<!-- methods: written from results/runs by docs/write_results.py -->\n", "<!-- /methods -->"
 BEYOND = "<!-- beyond: written from results/runs by docs/write_results.py -->\n", "<!-- /beyond -->"
+CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", "<!-- /cells -->"
+OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -155,9 +157,71 @@ def strongest(dataset: str, augmentation: str, head: str) -> list[float]:
     ]
 
 
-def _small_runs(dataset: str = "cifar100") -> list[dict]:
-    paths = sorted((ROOT / "results" / "runs").glob(f"{dataset}-lt0.01-resnet32-*/result.json"))
+def cells() -> str:
+    """The strongest recipe on the paper's ResNet beside the best number that the paper has for it, in Markdown."""
+    paper = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["table1_cifar"]
+    rows = ["| | the paper's best | ours | seeds |", "|---|---|---|---|"]
+    for dataset, title in TITLES.items():
+        for imbalance in (0.2, 0.1, 0.02, 0.01):
+            wanted = {"augmentation": STRONG, "head": "plain", "loss": ADJUSTED, "imbalance": imbalance}
+            found = [
+                result["metrics"]["top1"]
+                for result in _runs(f"{dataset}-lt{imbalance}-resnet34-*")
+                if all(result["spec"][key] == value for key, value in wanted.items())
+            ]
+            best = max(head[str(imbalance)] for head in paper[dataset]["resnet"].values())
+            if found:
+                rows.append(f"| {title}, imbalance {imbalance} | {best:.2f} | {_told(found)} | {len(found)} |")
+    return "\n".join(rows) + "\n"
+
+
+def outside() -> str:
+    """AUROC of every score on every set of outliers, beside the paper's, in Markdown."""
+    paper = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["ood"]
+    rows = ["| | SVHN, paper | ours | Places, paper | ours | CIFAR-10, ours | seeds |", "|---|---|---|---|---|---|---|"]
+    for score, theirs, name in (
+        ("max_softmax", "softmax", "max softmax"),
+        ("energy", "energy", "energy"),
+        ("mahalanobis", "mahalanobis", "Mahalanobis"),
+    ):
+        for head, radius, told in OUTSIDE_HEADS:
+            found = {place: _auroc(head, radius, score, place) for place in ("svhn", "places", "cifar10")}
+            known = [paper[place][theirs].get(head) for place in ("svhn", "places365")]
+            printed = [f"{numbers['auroc']:.2f}" if numbers and radius == 1 else "-" for numbers in known]
+            ours = [_told(each) for each in found.values()]
+            cells = [printed[0], ours[0], printed[1], ours[1], ours[2], str(len(found["svhn"]))]
+            rows.append(f"| {name}, {told} | {' | '.join(cells)} |")
+            if (head, score) == ("plain", "energy"):
+                ours = [_told(_auroc(head, radius, "energy_centred", place)) for place in found]
+                rows.append(f"| {name}, {told}, centred | - | {ours[0]} | - | {ours[1]} | {ours[2]} | {cells[-1]} |")
+    return "\n".join(rows) + "\n"
+
+
+OUTSIDE_HEADS = (
+    ("plain", 1.0, "plain head"),
+    ("maxsep", 1.0, "maxsep, radius 1"),
+    ("scaled", 0.1, "plain head, times 0.1"),
+    ("maxsep", 0.1, "maxsep, radius 0.1"),
+)
+
+
+def _auroc(head: str, radius: float, score: str, outliers: str) -> list[float]:
+    """One per seed: the mean over draws of 2,000 outliers, as the paper does."""
+    found = []
+    for path in sorted((ROOT / "results" / "runs").glob("cifar100-wrn40_2-*/detection.json")):
+        spec = json.loads((path.parent / "spec.json").read_text())
+        if (spec["head"], spec["radius"], spec["optimiser"]) == (head, radius, "sgd"):
+            found.append(json.loads(path.read_text())["sets"][outliers]["scores"][score]["draws"]["auroc"]["mean"])
+    return found
+
+
+def _runs(pattern: str) -> list[dict]:
+    paths = sorted((ROOT / "results" / "runs").glob(f"{pattern}/result.json"))
     return [result for result in (json.loads(path.read_text()) for path in paths) if not result["spec"]["validation"]]
+
+
+def _small_runs(dataset: str = "cifar100") -> list[dict]:
+    return _runs(f"{dataset}-lt0.01-resnet32-*")
 
 
 def _told(found: Iterable[float]) -> str:
@@ -198,9 +262,10 @@ def cost() -> str:
 
 def rewritten(text: str) -> str:
     """The README with its tables replaced."""
-    for (begin, end), content in ((RESULTS, table()), (METHODS, methods()), (BEYOND, beyond()), (COST, cost())):
+    contents = {RESULTS: table, METHODS: methods, BEYOND: beyond, CELLS: cells, OUTSIDE: outside, COST: cost}
+    for (begin, end), content in contents.items():
         before, rest = text.split(begin)
-        text = before + begin + content + end + rest.split(end)[1]
+        text = before + begin + content() + end + rest.split(end)[1]
     return text
 
 

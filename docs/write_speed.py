@@ -58,13 +58,12 @@ def _microseconds(found: dict) -> str:
 def fused() -> str:
     """The loss that never holds the logits, against every other way to the same gradients."""
     results = record("fused_gpu")["results"]
-    sizes = [part for part in results if part.startswith("C=")]
+    sizes = sorted((part for part in results if part.startswith("C=")), key=lambda part: int(part[2:]))
     rows = ["| | " + " | ".join(f"{int(part[2:]):,} classes" for part in sizes) + " |"]
     rows.append("|---" * (1 + len(sizes)) + "|")
-    for name in results[sizes[0]]:
-        if any(name in results[part] for part in sizes):
-            cells = [_row(results[part].get(name)) for part in sizes]
-            rows.append(f"| {name} | {' | '.join(cells)} |")
+    for name in dict.fromkeys(name for part in sizes for name in results[part]):
+        cells = [_row(results[part].get(name)) for part in sizes]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 

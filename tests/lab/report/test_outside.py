@@ -1,6 +1,7 @@
 """Tables and figures on images from outside: the paper's numbers, the controls, duplicates, and damaged files."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,21 @@ def test_chosen_steps_and_sentences(settings):
     first = outlier_sentences(settings)[0]
     assert first.startswith("Outliers of CIFAR-100, WideResNet-40-2 (sgd), AUROC of the energy")
     assert "on MiniPlaces validation" in first
+    few, other = outlier_sentences([with_seeds(setting, 1) for setting in settings])[:2]
+    assert "in points, from 1 common seed: not testable. Under SGD the matrix at radius 1 is a plain head" in few
+    assert "(adamw)" in other
+    assert other.endswith("from 1 common seed: not testable.")  # the theorem is about SGD
+    enough = outlier_sentences([with_seeds(setting, 3) for setting in settings])
+    assert all(told.endswith("in points.") for told in enough)
+
+
+def with_seeds(setting, number):
+    """A setting whose first run stands for that of every seed."""
+    entries = {
+        method: replace(entry, records=dict.fromkeys(range(number), next(iter(entry.records.values()))))
+        for method, entry in setting.entries.items()
+    }
+    return replace(setting, entries=entries)
 
 
 def test_open_sets_over_splits(settings):

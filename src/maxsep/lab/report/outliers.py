@@ -14,7 +14,7 @@ from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, dis
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.outliers_figures import energy_figure
 from maxsep.lab.report.outliers_steps import chosen_steps, steps_table
-from maxsep.lab.report.statistics import Comparison, adjust, compare, summarise
+from maxsep.lab.report.statistics import MIN_SEEDS, Comparison, adjust, compare, summarise
 from maxsep.lab.report.svg import Figure
 from maxsep.lab.report.tables import Cell, Row, Table, gain, rounded, signed
 
@@ -118,7 +118,7 @@ def outlier_sentences(settings: Sequence[Setting]) -> list[str]:
         ours, plain = (setting.entries.get(Method(head, 1.0)) for head in ("maxsep", "plain"))
         if parse_open_set(setting.spec.dataset) is not None or ours is None or plain is None:
             continue
-        words = []
+        words, seeds = [], []
         for name in outlier_sets(setting):
             mine = _Line(ours, "energy").values(name, "auroc")
             over = compare(mine, _Line(plain, "energy").values(name, "auroc"))
@@ -126,12 +126,27 @@ def outlier_sentences(settings: Sequence[Setting]) -> list[str]:
             if over is not None and centred is not None:
                 points = " and ".join(signed(found.difference, scale=100) for found in (over, centred))
                 words.append(f"{points} on {_origin(setting, name)}")
+                seeds.append(over.n)
         if words:
             found.append(
                 f"Outliers of {setting.title} ({setting.spec.optimiser}), AUROC of the energy, the matrix at radius 1 "
-                f"over plain and over plain centred after training: {'; '.join(words)}; in points."
+                f"over plain and over plain centred after training: {'; '.join(words)}; in points"
+                f"{_doubt(setting, min(seeds))}."
             )
     return found
+
+
+def _doubt(setting: Setting, seeds: int) -> str:
+    """Say what few seeds cannot, and under SGD what the theorem lets one expect."""
+    if seeds >= MIN_SEEDS:
+        return ""
+    told = f", from {seeds} common seed{'s' * (seeds > 1)}: not testable"
+    if setting.spec.optimiser != "sgd":
+        return told
+    return (
+        f"{told}. Under SGD the matrix at radius 1 is a plain head with its mean logit removed and nearly the same "
+        "learning rate, so other initial weights may be all there is to it"
+    )
 
 
 def outlier_sets(setting: Setting) -> list[str]:

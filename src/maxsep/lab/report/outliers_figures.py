@@ -56,7 +56,7 @@ def plane_features_figure(id: str, records: Mapping[str, Record]) -> Figure | No
     """
     told = {name: (record.features or {})["epochs"] for name, record in records.items()}
     epochs = sorted({int(epoch) for found in told.values() for epoch in found})
-    with panels(4.8, 0.7 + 2.2 * len(records), len(records), len(epochs)) as (figure, grid):
+    with panels(4.8, 0.7 + 2.55 * len(records), len(records), len(epochs)) as (figure, grid):
         for column, epoch in enumerate(epochs):
             clouds = [found[str(epoch)] for found in told.values() if str(epoch) in found]
             values = [value for cloud in clouds for point in (*cloud["known"], *cloud["unknown"]) for value in point]
