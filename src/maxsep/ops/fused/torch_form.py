@@ -101,8 +101,8 @@ def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
     >>> sum_of_rows(torch.ones(300, 2).bfloat16(), torch.float32)
     tensor([300., 300.])
     """
-    if weight.dtype == wide:
-        return weight.sum(0)
+    if weight.dtype == wide or weight.is_cuda:
+        return weight.sum(0, dtype=wide)
     # on a CPU torch would make a wide copy of the whole weight
     total = torch.zeros(weight.shape[1], dtype=wide, device=weight.device)
     for piece in torch.split(weight, _rows_at_a_time(weight)):
