@@ -122,3 +122,15 @@ def test_a_broken_record_is_passed_over(tmp_path, text):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "result.json").write_text(text)
     assert Estimator(tmp_path, CPU).estimate(SPEC).basis == "a first guess"
+
+
+def test_the_images_of_a_folder_are_counted(tmp_path):
+    for name, count in (("cat", 10), ("dog", 5)):
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            (tmp_path / name / f"{i}.png").touch()  # not read, so it need not be an image
+    spec = RunSpec(dataset=f"folder:{tmp_path}", network="resnet32")
+    assert num_train(spec) == 8 + 4
+    assert num_train(spec.replace(imbalance=0.25)) == 8 + 2
+    assert num_train(spec.replace(dataset="folder:nowhere")) == 10_000
+    assert Estimator(tmp_path, Execution(device="cpu")).estimate(spec).seconds < 15

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maxsep.lab.data.given import given_counts
 from maxsep.lab.data.long_tail import long_tail_counts
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.spec import Execution, RunSpec
@@ -78,6 +80,7 @@ class Estimator:
         self._execution = execution
         self._measured: dict[str, _Measured] = {}
         self._seen: set[str] = set()
+        self._sizes: dict[str, list[int]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -94,7 +97,9 @@ class Estimator:
 
     def estimate(self, spec: RunSpec) -> Estimate:
         """Predict how long a run will take from where it stands."""
-        whole = num_train(spec) * spec.epochs
+        if spec.dataset not in self._sizes:  # the files of a folder are counted once
+            self._sizes[spec.dataset] = class_sizes(spec.dataset)
+        whole = num_train(spec, self._sizes[spec.dataset]) * spec.epochs
         left = whole * self._remaining(spec)
         start = self._start(spec)
         for kind, keys in (("same setting", ("dataset", "precision")), ("same network", ())):
@@ -130,14 +135,28 @@ class Estimator:
         return torch.cuda.is_available()
 
 
-def num_train(spec: RunSpec) -> int:
+def class_sizes(dataset: str) -> list[int]:
+    """Give the training images of every class without reading one; files of a folder are counted.
+
+    >>> class_sizes("svhn")[:3]
+    [4948, 13861, 10585]
+    """
+    if split := parse_open_set(dataset):
+        return [_COUNTS[split.source][label] for label in split.known]
+    return _COUNTS.get(dataset) or given_counts(dataset) or _UNKNOWN
+
+
+def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
     """Count a run's training images, as far as the dataset is known without reading it.
+
+    Args:
+        spec: The run.
+        sizes: What `class_sizes` says of its dataset, if that is known already.
 
     >>> num_train(RunSpec(dataset="cifar10", imbalance=0.01))
     12406
     """
-    split = parse_open_set(spec.dataset)
-    have = [_COUNTS[split.source][label] for label in split.known] if split else _COUNTS.get(spec.dataset, _UNKNOWN)
+    have = class_sizes(spec.dataset) if sizes is None else sizes
     want = long_tail_counts(max(have), len(have), spec.imbalance)
     count = round(sum(map(min, have, want)) * (1 - spec.validation) * (1 - spec.calibration))
     return max(1, count if spec.max_train is None else min(count, spec.max_train))

@@ -9,6 +9,7 @@ from maxsep.lab.data.cifar import load_cifar
 from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
 from maxsep.lab.data.folder import load_folder, parse_address
+from maxsep.lab.data.given import FOLDER, NAMES, describe_test, name_data
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
@@ -21,6 +22,8 @@ from maxsep.lab.data.svhn import load_svhn
 from maxsep.lab.spec import RunSpec
 
 __all__ = [
+    "FOLDER",
+    "NAMES",
     "OUTLIERS",
     "Augmentation",
     "Data",
@@ -30,21 +33,20 @@ __all__ = [
     "augmentation",
     "check_name",
     "check_outliers",
+    "describe_test",
     "hold_out",
     "limit",
     "load",
     "load_outliers",
     "long_tail_counts",
     "long_tail_indices",
+    "name_data",
     "name_outliers",
     "normalisation",
     "origin",
     "parse_open_set",
     "prepare",
 ]
-
-NAMES = ("digits", "cifar10", "cifar100", "svhn")
-_FOLDER = "folder:"
 
 
 def check_name(dataset: str) -> None:
@@ -56,15 +58,15 @@ def check_name(dataset: str) -> None:
         ...
     ValueError: unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, osr_BENCHMARK_SPLIT, folder:PATH.
     """
-    if dataset.startswith(_FOLDER):
-        parse_address(dataset.removeprefix(_FOLDER))
+    if dataset.startswith(FOLDER):
+        parse_address(dataset.removeprefix(FOLDER))
     elif dataset.startswith("osr_") and parse_open_set(dataset) is None:
         raise ValueError(
             f"unknown open-set split {dataset!r}. Write osr_BENCHMARK_SPLIT: the benchmark is svhn, cifar10 or cifar+, "
             "the split 0 to 4, such as osr_cifar+_3."
         )
     elif dataset not in NAMES and parse_open_set(dataset) is None:
-        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {_FOLDER}PATH.")
+        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {FOLDER}PATH.")
 
 
 def load(
@@ -89,8 +91,8 @@ def load(
     10
     """
     check_name(dataset)
-    if dataset.startswith(_FOLDER):
-        path, size = parse_address(dataset.removeprefix(_FOLDER))
+    if dataset.startswith(FOLDER):
+        path, size = parse_address(dataset.removeprefix(FOLDER))
         return load_folder(find_folder(path, root), size, name=dataset)
     if split := parse_open_set(dataset):
         return known_data(split, load(split.source, root, download=download, progress=progress))

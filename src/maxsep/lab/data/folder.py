@@ -55,22 +55,47 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
     name = f"folder:{folder}" if name is None else name
+    own = own_test(folder)
+    if own is None:
+        return _split(name, _read_split(folder, size), folder)
+    train, test = _read_split(folder / "train", size), _read_split(own, size)
+    if train.classes != test.classes:
+        odd = sorted(set(train.classes) ^ set(test.classes))[0]
+        raise ValueError(
+            f"class {odd!r} is only in one of {folder / 'train'} and {own}. Both must have the same class folders."
+        )
+    return Data(name, train, test)
+
+
+def own_test(folder: Path) -> Path | None:
+    """Find the test split that a folder brings along, `test/` or `val/` beside `train/`; None if it has none.
+
+    Then its sub-folders are the classes, and `load_folder` sets a fifth of each aside for testing.
+    """
     parts = {path.name for path in _visible(folder) if path.is_dir()}
     tests = sorted(parts & {"test", "val"})
     if "train" not in parts or not tests:
-        return _split(name, _read_split(folder, size), folder)
+        return None
     if len(tests) > 1:
         raise ValueError(f"{folder} has train/, test/ and val/. Hide one of the last two (rename val to .val).")
     if others := sorted(parts - {"train", *tests}):
         raise ValueError(f"{folder} has train/ and {tests[0]}/, but also {others[0]}/. Move or hide it.")
-    train, test = _read_split(folder / "train", size), _read_split(folder / tests[0], size)
-    if train.classes != test.classes:
-        odd = sorted(set(train.classes) ^ set(test.classes))[0]
-        raise ValueError(
-            f"class {odd!r} is only in one of {folder / 'train'} and {folder / tests[0]}. "
-            "Both must have the same class folders."
-        )
-    return Data(name, train, test)
+    return folder / tests[0]
+
+
+def train_counts(folder: Path) -> list[int]:
+    """Count the training images of every class as `load_folder` would cut them, without reading a pixel."""
+    own = own_test(folder)
+    classes = _class_folders(folder if own is None else folder / "train")
+    sizes = [len(_image_files(item)) for item in classes]
+    if own is not None:
+        return sizes
+    kept, _ = hold_out(_labels(sizes), TEST_FRACTION, seed=0)
+    return torch.bincount(_labels(sizes)[kept], minlength=len(sizes)).tolist()
+
+
+def _labels(sizes: list[int]) -> torch.Tensor:
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 
 def read_images(

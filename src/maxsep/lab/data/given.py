@@ -1,0 +1,80 @@
+"""Data as a user names them, a known dataset or a folder of pictures: what they are called, how they are tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from maxsep.lab.data.folder import own_test, parse_address, train_counts
+from maxsep.lab.data.locations import find_folder
+
+NAMES = ("digits", "cifar10", "cifar100", "svhn")
+"""Datasets that are known by name."""
+FOLDER = "folder:"
+
+
+def name_data(given: str, root: str | Path | None = None, size: int | None = None) -> str:
+    """Give the name of a dataset under which `load` finds what a user asked for.
+
+    Args:
+        given: A known name, or the path of a folder of class folders, with or without `folder:` before it.
+        root: Where a relative path is looked for if it is not in the working directory.
+        size: Side of the square images that pictures of a folder are cut to; 32 by default.
+
+    >>> name_data("digits")
+    'digits'
+    """
+    if given in NAMES:
+        if size is not None:
+            raise ValueError(f"the images of {given} have a size of their own, got --size {size}. Leave it out.")
+        return given
+    address = given.removeprefix(FOLDER)
+    if size is not None:
+        if "?size=" in address:
+            raise ValueError(f"the size was given twice, in {given!r} and as --size {size}. Leave one of them out.")
+        address = f"{address}?size={size}"
+    path, _ = parse_address(address)
+    try:
+        folder = find_folder(path, root)
+    except FileNotFoundError:
+        folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(
+            f"{path!r} is neither a known dataset ({', '.join(NAMES)}) nor a folder. Give a folder with one "
+            "sub-folder per class."
+        )
+    return f"{FOLDER}{folder}{address.removeprefix(path)}"
+
+
+def describe_test(dataset: str) -> str:
+    """Say where the test images of a dataset come from, to be put behind their number.
+
+    >>> describe_test("digits")
+    'a third of every class, set aside by a fixed seed'
+    """
+    if dataset == "digits":
+        return "a third of every class, set aside by a fixed seed"
+    if not dataset.startswith(FOLDER):
+        return "the dataset's own"
+    own = own_test(_folder(dataset))
+    return "a fifth of every class, set aside by a fixed seed" if own is None else f"those of {own}"
+
+
+def given_counts(dataset: str) -> list[int] | None:
+    """Count the training images of every class of a folder by its files; None for what is no folder of pictures.
+
+    A folder that is missing or cannot be used is an error when it is read, not here, where it only has no counts.
+    """
+    if not dataset.startswith(FOLDER):
+        return None
+    try:
+        return train_counts(_folder(dataset))
+    except (OSError, ValueError):
+        return None
+
+
+def _folder(dataset: str) -> Path:
+    path, _ = parse_address(dataset.removeprefix(FOLDER))
+    try:
+        return find_folder(path, None)
+    except FileNotFoundError:
+        return Path(path)
