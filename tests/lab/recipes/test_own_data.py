@@ -1,0 +1,66 @@
+"""The comparison on one's own data: which runs follow from the options."""
+
+import pytest
+
+from maxsep.lab.recipes.own_data import own_data
+
+
+def arms(recipe):
+    return [(spec.head, spec.radius, spec.loss) for spec in recipe.specs(1)]
+
+
+def test_by_default_a_pair_at_each_of_two_radii():
+    specs = own_data("digits").specs()
+    assert len(specs) == 12
+    assert [spec.seed for spec in specs] == [0] * 4 + [1] * 4 + [2] * 4, "whatever is cut short can be compared"
+    heads = [("plain", 1.0), ("maxsep", 1.0), ("scaled", 0.1), ("maxsep", 0.1)]
+    assert [(spec.head, spec.radius) for spec in specs[:4]] == heads
+    same = {spec.replace(head="plain", radius=1.0, seed=0) for spec in specs}
+    assert len(same) == 1, "nothing but head, radius and seed differs"
+
+
+def test_every_loss_has_a_plain_head_and_controls_of_its_own():
+    found = arms(own_data("digits", losses=["cross_entropy", "logit_adjusted"], radii=[0.5, 0.5]))
+    heads = [("plain", 1.0), ("scaled", 0.5), ("maxsep", 0.5)]
+    assert found == [(*head, loss) for loss in ("cross_entropy", "logit_adjusted") for head in heads]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "network", "augmentation"),
+    [
+        ("digits", "mlp", "none"),
+        ("svhn", "resnet32", "none"),
+        ("cifar10", "resnet32", "crop_flip"),
+        ("folder:here", "resnet32", "crop_flip"),
+    ],
+)
+def test_defaults_follow_the_data(dataset, network, augmentation):
+    spec, *_ = own_data(dataset).specs(1)
+    assert (spec.network, spec.augmentation) == (network, augmentation)
+    spec, *_ = own_data(dataset, network="convnet", augmentation="crop_flip_rotate").specs(1)
+    assert (spec.network, spec.augmentation) == ("convnet", "crop_flip_rotate")
+
+
+def test_the_learning_rate_follows_the_optimiser():
+    rates = [own_data("digits", optimiser=name).specs(1)[0].learning_rate for name in ("sgd", "adamw")]
+    assert rates == [0.1, 1e-3]
+    assert own_data("digits", optimiser="adamw", learning_rate=0.5).specs(1)[0].learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"radii": []}, "a comparison needs a radius, got none"),
+        ({"radii": [0.0]}, "radius must be a positive finite number, got 0.0"),
+        ({"losses": ["ldam"]}, "unknown loss 'ldam' for a comparison. Known: cross_entropy, logit_adjusted, "),
+        ({"learning_rate": 0.0}, "the learning rate must be a positive finite number, got 0"),
+        ({"learning_rate": float("nan")}, "the learning rate must be a positive finite number, got nan"),
+        ({"optimiser": "adam"}, "unknown optimiser 'adam'. Known: adamw, sgd"),
+        ({"network": "nope"}, "unknown network 'nope'"),
+        ({"augmentation": "nope"}, "unknown augmentation 'nope'"),
+        ({"imbalance": 0.0}, "imbalance must be a number in"),
+    ],
+)
+def test_what_is_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        own_data("digits", **options).specs()
