@@ -1,0 +1,173 @@
+"""The runs of one comparison as a small table: each arm, its accuracy, and what it has over plain and its control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maxsep.lab.recipes.recipe import canonical
+from maxsep.lab.report.collect import Record
+from maxsep.lab.report.comparison import Entry, Method, settings_of
+from maxsep.lab.report.family import family
+from maxsep.lab.report.statistics import TEST, Comparison, Summary
+from maxsep.lab.report.verdict import conclude, verdict
+from maxsep.lab.spec import RunSpec
+
+UNEQUAL = 1.5
+"""Classes count as unequal if the largest has more than so many times the training images of the smallest."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One arm: its accuracy and the mean over classes for each seed, and how it did against the others.
+
+    At radius 1 the control is the plain head, and `over_control` is None.
+    """
+
+    entry: Entry
+    over_plain: Comparison | None
+    over_control: Comparison | None
+
+    @property
+    def method(self) -> Method:
+        """The head with its radius and loss."""
+        return self.entry.method
+
+    @property
+    def label(self) -> str:
+        """A name with the radius, wherever there is a choice of it."""
+        method = self.method
+        return method.label if method.head == "plain" else f"{method.label}, radius {method.radius:g}"
+
+    @property
+    def has_control(self) -> bool:
+        """Whether there is a control that is not the plain head."""
+        return self.method.head == "maxsep" and self.method.radius != 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; accuracies and differences are fractions, as in a report."""
+        method = self.method
+        return {
+            "label": self.label,
+            "head": method.head,
+            "radius": method.radius,
+            "loss": method.loss,
+            "top1": _spread(self.entry, "top1"),
+            "balanced": _spread(self.entry, "balanced"),
+            "over_plain": None if method.head == "plain" else _told(self.over_plain),
+            "over_control": _told(self.over_control) if self.has_control else None,
+        }
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All arms of a comparison, in the order in which they were asked for."""
+
+    contestants: tuple[Contestant, ...]
+    records: tuple[Record, ...]
+    missing: tuple[RunSpec, ...]
+
+    @property
+    def tests(self) -> int:
+        """How many tests were made, for which the p-values are corrected."""
+        found = (c for item in self.contestants for c in (item.over_plain, item.over_control))
+        return sum(comparison is not None and comparison.p is not None for comparison in found)
+
+    @property
+    def class_counts(self) -> list[int]:
+        """Training images of every class."""
+        return list(self.records[0].metrics["class_counts"]) if self.records else []
+
+    @property
+    def unequal(self) -> bool:
+        """Whether accuracy and the mean over classes may say different things."""
+        counts = self.class_counts
+        return bool(counts) and max(counts) > UNEQUAL * min(counts)
+
+    @property
+    def conclusion(self) -> list[str]:
+        """What all of it says, one sentence for each loss."""
+        return conclude(self.contestants)
+
+    def verdicts(self) -> list[tuple[str, str, Comparison | None]]:
+        """List every comparison: of which arm, with what, and what its test says."""
+        rows: list[tuple[str, str, Comparison | None]] = []
+        for item in self.contestants:
+            if item.method.head != "plain":
+                rows.append((item.label, "plain", item.over_plain))
+            if item.has_control:
+                rows.append((item.label, f"scaled, radius {item.method.radius:g}", item.over_control))
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "test": f"{TEST}, corrected by Holm's method",
+            "tests": self.tests,
+            "arms": [item.to_dict() for item in self.contestants],
+            "conclusion": self.conclusion,
+            "missing": [spec.name for spec in self.missing],
+        }
+
+
+def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
+    """Line up the finished runs of a comparison.
+
+    Every p-value is corrected for the number of tests, as in the report of the same runs. Losses do not mix: a head is
+    compared with heads that had the same loss.
+
+    Args:
+        specs: The runs that were asked for, which differ in head, radius, loss and seed.
+        records: Those of them that are finished.
+
+    Raises:
+        ValueError: The runs have seen different images.
+    """
+    check_data(records)
+    asked = [canonical(spec) for spec in specs]
+    done = {record.spec.name for record in records}
+    losses = dict.fromkeys(spec.loss for spec in asked)
+    settings = [s for loss in losses for s in settings_of([r for r in records if r.spec.loss == loss])]
+    tests = family(settings)
+    entries = {method: (setting, entry) for setting in settings for method, entry in setting.entries.items()}
+    found = []
+    for method in dict.fromkeys(map(Method.of, asked)):
+        if method not in entries:
+            found.append(Contestant(Entry(method), None, None))
+            continue
+        setting, entry = entries[method]
+        over = {against: tests.get((setting.spec, method, against)) for against in ("plain", "control")}
+        found.append(Contestant(entry, over["plain"], over["control"]))
+    return Contest(tuple(found), tuple(records), tuple(spec for spec in asked if spec.name not in done))
+
+
+def check_data(records: Sequence[Record], class_counts: Sequence[int] = (), num_test: int | None = None) -> None:
+    """Raise if runs have not seen the same number of images: a folder may change between two calls.
+
+    Args:
+        records: Finished runs.
+        class_counts: The training images of every class that runs would see now, if that is known.
+        num_test: Likewise the number of test images.
+    """
+    seen = {(tuple(record.metrics["class_counts"]), record.metrics["num_test"]) for record in records}
+    now = [(tuple(class_counts) or counts, test if num_test is None else num_test) for counts, test in sorted(seen)[:1]]
+    if len(seen.union(now)) > 1:
+        told = [f"{sum(counts):,} training and {test:,} test images" for counts, test in sorted(seen)]
+        told += [f"now {sum(counts):,} and {test:,}" for counts, test in now if (counts, test) not in seen]
+        raise ValueError(
+            f"the images of {records[0].spec.dataset} have changed since some of these runs were trained "
+            f"({'; '.join(told)}). Name another folder with --runs to compare anew."
+        )
+
+
+def _spread(entry: Entry, metric: str) -> dict[str, Any]:
+    summary: Summary | None = entry.summary(metric)
+    found = {"mean": None, "std": None} if summary is None else {"mean": summary.mean, "std": summary.std}
+    return {**found, "seeds": entry.values(metric)}
+
+
+def _told(comparison: Comparison | None) -> dict[str, Any]:
+    """Name the numbers as a report does."""
+    keys = {"difference": "difference", "seeds": "n", "p": "p", "p_after_correction": "adjusted"}
+    return {**{key: getattr(comparison, name, None) for key, name in keys.items()}, "verdict": verdict(comparison)}

@@ -1,0 +1,125 @@
+"""Runs of one comparison lined up: every arm, the same tests as the report, nothing from other data."""
+
+import json
+
+import pytest
+
+from maxsep.lab.recipes.own_data import own_data
+from maxsep.lab.report import collect, render
+from maxsep.lab.report.contest import check_data, contest
+
+ACCURACY = {("plain", 1.0): 0.80, ("maxsep", 1.0): 0.801, ("scaled", 0.1): 0.85, ("maxsep", 0.1): 0.8503}
+SHIFT = (0.0, 0.013, 0.021)
+JITTER = {
+    ("maxsep", 1.0): (0.001, -0.002, 0.001),
+    ("scaled", 0.1): (0.001, 0.0, -0.001),
+    ("maxsep", 0.1): (0, 0.002, 0),
+}
+
+
+@pytest.fixture
+def line_up(tmp_path, run_folder):
+    """Write made-up runs of some specs and line them up."""
+
+    def make(specs, written=None):
+        for spec in specs if written is None else written:
+            kind = (spec.head, spec.radius)
+            run_folder(tmp_path, spec, ACCURACY[kind] + SHIFT[spec.seed] + JITTER.get(kind, (0, 0, 0))[spec.seed])
+        return contest(specs, collect(tmp_path).records)
+
+    return make
+
+
+def test_the_radius_helps_and_the_matrix_adds_nothing(line_up, tmp_path):
+    found = line_up(own_data("digits").specs())
+    labels = ["plain", "maxsep, radius 1", "scaled, radius 0.1", "maxsep, radius 0.1"]
+    assert [item.label for item in found.contestants] == labels
+    assert found.conclusion == [
+        "On this data the matrix adds nothing that 3 seeds can show; the radius 0.1 does (+5.00 points over plain)."
+    ]
+    assert (found.missing, found.tests) == ((), 4)
+    assert [(label, other) for label, other, _ in found.verdicts()] == [
+        ("maxsep, radius 1", "plain"),
+        ("scaled, radius 0.1", "plain"),
+        ("maxsep, radius 0.1", "plain"),
+        ("maxsep, radius 0.1", "scaled, radius 0.1"),
+    ]
+
+
+def test_the_tests_are_those_of_the_report(line_up, tmp_path):
+    found = line_up(own_data("digits").specs())
+    render(tmp_path, tmp_path / "report")
+    rows = {
+        (row["head"], row["radius"]): row
+        for row in json.loads((tmp_path / "report/report.json").read_text())["results"]
+    }
+    for item in found.contestants:
+        row = rows[item.method.head, item.method.radius]
+        for ours, theirs in ((item.over_plain, "gain_over_plain"), (item.over_control, "gain_over_scaled")):
+            if ours is not None:
+                assert (ours.difference, ours.p, ours.adjusted) == tuple(
+                    row[theirs][key] for key in ("difference", "p", "p_after_correction")
+                )
+
+
+def test_losses_do_not_mix(line_up):
+    """Without a plain head of its own loss a head has nothing to be compared with, and adds no test."""
+    specs = own_data("digits", losses=["cross_entropy", "logit_adjusted"], radii=[1.0]).specs()
+    found = line_up(specs, [spec for spec in specs if (spec.head, spec.loss) != ("plain", "logit_adjusted")])
+    _, matrix, other_plain, other_matrix = found.contestants
+    assert matrix.over_plain is not None
+    assert other_matrix.over_plain is None
+    assert other_plain.entry.records == {}
+    assert found.tests == 1
+    assert {spec.head for spec in found.missing} == {"plain"}
+    assert found.conclusion[1].endswith("nothing can be told yet: no seed has both runs.")
+
+
+def test_runs_that_are_missing(line_up):
+    specs = own_data("digits").specs()
+    found = line_up(specs, specs[:6])
+    assert len(found.missing) == 6
+    assert found.tests == 0
+    assert found.conclusion == ["On this data nothing can be told yet: fewer than 3 seeds."]
+    nothing = contest(specs, [])
+    assert nothing.conclusion == ["On this data nothing can be told yet: no seed has both runs."]
+    assert (nothing.class_counts, nothing.unequal, len(nothing.missing)) == ([], False, 12)
+
+
+def test_unequal_classes_are_noticed(line_up):
+    assert line_up(own_data("digits", imbalance=0.1).specs()).unequal
+
+
+def test_as_data(line_up):
+    specs = own_data("digits").specs()
+    told = json.loads(json.dumps(line_up(specs, specs[:-1]).to_dict()))
+    assert told["tests"] == 2, "two seeds are not testable"
+    assert told["missing"] == [specs[-1].name]
+    plain, matrix, control, small = told["arms"]
+    assert plain["top1"]["mean"] == pytest.approx(0.8113, abs=1e-4)
+    assert plain["top1"]["seeds"] == pytest.approx({"0": 0.80, "1": 0.813, "2": 0.821})
+    assert (plain["over_plain"], plain["over_control"], matrix["over_control"]) == (None, None, None)
+    assert control["over_plain"]["verdict"] == "better by 5.00 points, more than seed noise"
+    assert control["over_plain"]["p"] < control["over_plain"]["p_after_correction"] < 0.05
+    assert small["over_control"]["verdict"] == "not testable: fewer than 3 seeds"
+    assert (small["over_control"]["seeds"], small["over_control"]["p"]) == (2, None)
+
+
+def test_other_images_are_not_compared(line_up, run_folder, tmp_path):
+    specs = own_data("folder:pictures", seeds=1).specs()
+    records = line_up(specs[:1]).records
+    check_data(records)
+    check_data(records, records[0].metrics["class_counts"], 1000)
+    check_data(records, records[0].metrics["class_counts"])
+    check_data([], [3, 4], 2)
+    with pytest.raises(ValueError, match="now 7 and 1,000"):
+        check_data(records, [3, 4])
+    message = (
+        r"images of folder:pictures have changed .*5,000 training and 1,000 test images; now 7 and 2\). Name another"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_data(records, [3, 4], 2)
+    changed = {**records[0].metrics, "num_test": 900}
+    run_folder(tmp_path, specs[1], 0.5, metrics=changed)
+    with pytest.raises(ValueError, match=r"5,000 training and 900 test images; 5,000 training and 1,000 test images"):
+        contest(specs, collect(tmp_path).records)
