@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-VERBS = ["demo", "train", "reproduce", "evaluate", "predict", "export", "report", "matrix", "bench"]
+VERBS = ["demo", "train", "compare", "reproduce", "evaluate", "predict", "export", "report", "matrix", "bench"]
 
 
 @pytest.fixture
@@ -36,6 +36,9 @@ def test_options_are_frozen(options):
     assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
     assert options("export") == {"--out", "--format"}
     assert options("demo") == {"--out", "--seeds", "--epochs"}
+    own = {"--network", "--epochs", "--seeds", "--radius", "--loss", "--imbalance", "--augmentation", "--batch-size"}
+    own |= {"--optimiser", "--learning-rate", "--size", "--budget", "--dry-run", "--jobs", "--out"}
+    assert options("compare") == shared | own
     assert options("reproduce") >= shared | {"--only", "--seeds", "--epochs", "--budget", "--dry-run", "--precision"}
     assert options("train") >= shared | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--seed"}
     assert options("train") >= {"--validation", "--calibration"}

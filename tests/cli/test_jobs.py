@@ -44,6 +44,20 @@ def test_every_process_gets_the_command_as_it_was_given(tmp_path, monkeypatch):
     assert "0 of" in result.output
 
 
+def test_an_option_that_was_repeated_is_repeated(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("maxsep.cli.compare.side_by_side", lambda count, line, **how: seen.append(line) or 0)
+    monkeypatch.chdir(tmp_path)
+    given = ["compare", "digits", "--radius", "0.5", "--radius", "2", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*given, "--jobs", "2"])
+    assert result.exit_code == 0, result.output
+    (line,) = (" ".join(line) for line in seen)
+    assert line.startswith("compare digits ")
+    assert "--radius 0.5 --radius 2 " in line
+    assert "--epochs 30 " in line, "defaults too: one process must not have others"
+    assert not any(option in line for option in ("--jobs", "--json", "--out"))
+
+
 @pytest.mark.parametrize(("codes", "status"), [((0, 0), 0), ((0, 2), 2), ((1, 0), 1)])
 def test_the_first_failure_is_the_status_of_all(monkeypatch, codes, status):
     left = iter(codes)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from maxsep.cli.options import execution, precision
+from maxsep.cli.options import execution, numbers, precision, words
 
 
 @pytest.mark.parametrize(("there", "device", "on_gpu"), [
@@ -27,3 +27,12 @@ def test_one_thread_is_for_small_networks_alone():
     for networks in ([], ["mlp", "resnet32"], ["resnet34"]):
         assert execution("cpu", None, networks).extra == ()
     assert execution("cuda", None, ["mlp"]).extra == ()
+
+
+def test_several_values_with_commas_or_given_again():
+    assert words("--loss", ["a, b", "c"], "a") == ["a", "b", "c"]
+    assert numbers("--radius", None, "1,0.1") == [1.0, 0.1]
+    with pytest.raises(ValueError, match=r"--loss must name values with commas between them, such as a, got 'a,,b'"):
+        words("--loss", ["a,,b"], "a")
+    with pytest.raises(ValueError, match=r"--radius must be numbers with commas, such as 1, got '1,x'"):
+        numbers("--radius", ["1", "x"], "1")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from maxsep import __version__
-from maxsep.cli import bench, demo, evaluate, export, matrix, predict, report, reproduce, train
+from maxsep.cli import bench, compare, demo, evaluate, export, matrix, predict, report, reproduce, train
 
 app = typer.Typer(
     name="maxsep",
@@ -33,5 +33,5 @@ def _root(
 ) -> None: ...
 
 
-for module in (demo, train, reproduce, evaluate, predict, export, report, matrix, bench):
+for module in (demo, train, compare, reproduce, evaluate, predict, export, report, matrix, bench):
     app.command(name=module.__name__.rsplit(".", 1)[1], epilog=module.EPILOG)(module.command)

@@ -13,17 +13,18 @@ SHARED = "MAXSEP_SHARED"
 """Set in processes that share the work of one command: the first process sums up for all of them."""
 
 
-def arguments(context: typer.Context, without: Sequence[str] = ()) -> list[str]:
+def arguments(context: typer.Context, without: Sequence[str] = (), *, typed: bool = False) -> list[str]:
     """Write the options and arguments of a running command as its command line again.
 
     Args:
         context: Of the running command.
         without: Names of parameters to leave out.
+        typed: Whether to write only what was typed, and no default.
     """
     written: list[str] = []
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.name in without or value is None:
+        if parameter.name in without or value is None or (typed and not _was_typed(context, parameter.name)):
             continue
         if parameter.param_type_name == "argument":
             written.append(str(value))
@@ -31,8 +32,14 @@ def arguments(context: typer.Context, without: Sequence[str] = ()) -> list[str]:
             switch = parameter.opts if value else parameter.secondary_opts
             written += switch[:1]
         else:
-            written += [parameter.opts[0], str(value)]
+            values = value if isinstance(value, list | tuple) else [value]
+            written += [word for item in values for word in (parameter.opts[0], str(item))]
     return written
+
+
+def _was_typed(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name or "")
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def side_by_side(count: int, command: Sequence[str], *, quiet: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -54,3 +54,30 @@ def precision(device: str) -> str:
     import torch
 
     return "bf16-mixed" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "32-true"
+
+
+def words(option: str, given: Sequence[str] | None, default: str) -> list[str]:
+    """Read an option that takes several values, joined by commas or given again.
+
+    >>> words("--loss", ["a,b", "c"], "a"), words("--loss", None, "a")
+    (['a', 'b', 'c'], ['a'])
+    """
+    found = [word.strip() for text in given or [default] for word in text.split(",")]
+    if not all(found):
+        raise ValueError(
+            f"{option} must name values with commas between them, such as {default}, got {','.join(given or [])!r}."
+        )
+    return found
+
+
+def numbers(option: str, given: Sequence[str] | None, default: str) -> list[float]:
+    """Likewise for numbers.
+
+    >>> numbers("--radius", ["1,0.1"], "1")
+    [1.0, 0.1]
+    """
+    try:
+        return [float(word) for word in words(option, given, default)]
+    except ValueError as error:
+        told = ",".join(given or [])
+        raise ValueError(f"{option} must be numbers with commas, such as {default}, got {told!r}.") from error

@@ -1,0 +1,165 @@
+"""`maxsep compare DATA`: whether the head helps on one's own data, and by how much more than chance."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from maxsep.cli.jobs import SHARED, arguments, side_by_side
+from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, numbers, precision, words
+from maxsep.cli.show import events, plan_table
+
+if TYPE_CHECKING:
+    from maxsep.lab.outcome import Summary
+    from maxsep.lab.report.contest import Contest
+    from maxsep.lab.spec import Execution, RunSpec
+
+EPILOG = (
+    "Examples: maxsep compare digits --epochs 5; "
+    "maxsep compare my/pictures --network resnet32 --epochs 30 --seeds 3 --budget 30m --out comparison."
+)
+
+_NAMED = 3
+"""Missing runs that are named; --json names all."""
+
+
+def command(
+    context: typer.Context,
+    dataset: Annotated[
+        str, typer.Argument(metavar="[DATA]", help="A folder of class folders, or digits, cifar10, cifar100, svhn.")
+    ] = "digits",
+    network: Annotated[
+        str | None, typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32, for digits mlp.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm; fewer than 3 cannot be tested.")] = 3,
+    radius: Annotated[list[str] | None, typer.Option(help="Radii, with commas or repeated; by default 1,0.1.")] = None,
+    loss: Annotated[
+        list[str] | None, typer.Option(help="cross_entropy, logit_adjusted, ...; with commas or repeated.")
+    ] = None,
+    imbalance: Annotated[float, typer.Option(help="Cuts a long tail; 1 leaves the data as it is.")] = 1.0,
+    augmentation: Annotated[
+        str | None, typer.Option(help="none, crop_flip, ...; by default crop_flip, for digits and svhn none.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 128,
+    optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
+    learning_rate: Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side that pictures of a folder are cut to; by default 32.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Stop in time, such as 30m; the same command goes on.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with an estimate of their time.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the runs.")] = 1,
+    runs: Runs = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("comparison"),
+    data: Data = None,
+    download: Download = False,
+    device: Device = "auto",
+    fast: Fast = None,
+    as_json: Json = False,
+) -> None:
+    """Train plain, scaled (the control) and maxsep on your data, and tell what the matrix adds and what its radius."""
+    from maxsep.lab.data import name_data
+    from maxsep.lab.durations import parse_budget
+    from maxsep.lab.recipes.own_data import own_data
+
+    limit = None if budget is None else parse_budget(budget)
+    recipe = own_data(
+        name_data(dataset, data, size), network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
+        radii=numbers("--radius", radius, "1,0.1"), losses=words("--loss", loss, "cross_entropy"),
+        augmentation=augmentation, batch_size=batch_size, optimiser=optimiser, learning_rate=learning_rate,
+    )  # fmt: skip
+    specs = recipe.specs(precision=precision(device))
+    how = execution(device, fast, {specs[0].network})
+    settings = {"runs": runs, "data_root": data, "download": download, "execution": how}
+    _compare(context, specs, settings, budget=limit, dry_run=dry_run, jobs=jobs, out=out, as_json=as_json)
+
+
+def _compare(
+    context: typer.Context, specs: list[RunSpec], settings: dict[str, Any], *, budget: float | None, dry_run: bool,
+    jobs: int, out: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Train what is missing and tell what came of it; of processes that share the work, the first tells."""
+    from maxsep.lab import grid
+
+    runs, shared = settings["runs"], SHARED in os.environ
+    planned = grid.plan(specs, runs=runs, execution=settings["execution"])
+    if dry_run:
+        plan_table(planned, as_json)
+        return
+    left = [run.spec for run in planned if run.state != "finished"]
+    if not shared:
+        _rehearse(left, specs, **settings)
+    summary = None
+    if jobs > 1 and left:
+        same = arguments(context, ("jobs", "as_json", "out"))
+        status = side_by_side(jobs, ["compare", *same], quiet=as_json)
+    else:
+        show: dict[str, Any] = {} if as_json else {"on_event": events(shared=shared)}
+        summary = grid.run(specs, budget=budget, progress=not as_json, **show, **settings)
+        status = summary.status
+    if not shared:
+        line = shlex.join(["maxsep", "compare", *arguments(context, ("as_json", "jobs", "budget"), typed=True)])
+        _tell(specs, runs, out, summary, line, as_json)
+    raise typer.Exit(status)
+
+
+def _rehearse(
+    left: Sequence[RunSpec], specs: Sequence[RunSpec], *, runs: Path, execution: Execution, data_root: Path | None,
+    download: bool,
+) -> None:  # fmt: skip
+    """Meet once, before anything is trained, what would stop every run alike."""
+    from maxsep.lab.data.given import given_counts
+    from maxsep.lab.engine.rehearsal import rehearse
+    from maxsep.lab.report.contest import check_data
+
+    records = _collect(specs, runs).records
+    if left:
+        data = rehearse(left[0], execution, data_root, download=download)
+        check_data(records, data.train.class_counts, len(data.test))
+    elif specs[0].imbalance == 1:  # nothing to train, so nothing is read; but files are quickly counted
+        check_data(records, given_counts(specs[0].dataset) or ())
+
+
+def _collect(specs: Sequence[RunSpec], runs: Path) -> Any:
+    """Read the runs of this comparison, and of the folder's others none."""
+    from maxsep.lab.report import collect
+
+    return collect(*(folder for spec in specs if (folder := runs / spec.name).is_dir()))
+
+
+def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary | None, line: str, as_json: bool) -> None:
+    """Print the table and the verdicts, or the same as JSON, and write the report of whatever is finished."""
+    from maxsep.cli.contest_table import about
+    from maxsep.lab.report import render
+    from maxsep.lab.report.contest import contest
+
+    found = contest(specs, _collect(specs, runs).records)
+    page = None
+    if found.records:
+        folders = [record.folder for record in found.records]
+        page = render(folders, out, title="Does the matrix help on this data?", commands=[line])
+    failed = [] if summary is None else summary.failed
+    if as_json:
+        told = about(found, specs) | found.to_dict() | {"failed": [spec.name for spec, _ in failed]}
+        typer.echo(json.dumps(told | {"report": None if page is None else str(page)}))
+    else:
+        _show(found, specs, page)
+    for spec, message in failed:
+        typer.echo(f"failed: {spec.name}: {message}", err=True)
+
+
+def _show(found: Contest, specs: Sequence[RunSpec], page: Path | None) -> None:
+    from maxsep.cli.contest_table import table
+
+    typer.echo("\n".join(["", *table(found, specs), "", *found.conclusion]))
+    if found.missing:
+        names = [spec.name for spec in found.missing]
+        told = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        typer.echo(f"{len(names)} of {len(specs)} runs are missing, and the same command goes on with them: {told}")
+    if page is not None:
+        typer.echo(f"report: {page}")

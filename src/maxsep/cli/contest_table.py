@@ -1,0 +1,95 @@
+"""How a comparison on one's own data looks on a terminal: what was compared, the table, the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maxsep.lab.data import describe_test
+from maxsep.lab.report.comparison import Entry
+from maxsep.lab.report.contest import Contest, Contestant
+from maxsep.lab.report.statistics import Comparison
+from maxsep.lab.report.tables import p_text, percent, signed
+from maxsep.lab.report.verdict import verdict
+from maxsep.lab.spec import RunSpec
+
+EMPTY = "-"
+
+
+def about(found: Contest, specs: Sequence[RunSpec]) -> dict[str, Any]:
+    """Say as data what was compared: the images, where the test images come from, the setting of all runs."""
+    base = specs[0].replace(head="plain", radius=1.0, loss="cross_entropy", seed=0).to_dict()
+    images = {"class_counts": found.class_counts, "num_train": sum(found.class_counts) or None, "num_test": None}
+    if found.records:
+        images["num_test"] = found.records[0].metrics["num_test"]
+    return {
+        "data": specs[0].dataset,
+        **images,
+        "test_images": describe_test(specs[0].dataset),
+        "setting": base,
+        "seeds": sorted({spec.seed for spec in specs}),
+    }
+
+
+def table(found: Contest, specs: Sequence[RunSpec]) -> list[str]:
+    """Write the table in lines: what was compared, one row for each arm, then a verdict for each comparison."""
+    return [*_header(found, specs), "", *_rows(found), "", *_verdicts(found)]
+
+
+def _header(found: Contest, specs: Sequence[RunSpec]) -> list[str]:
+    spec = specs[0]
+    lines = []
+    if found.records:
+        test = f"{found.records[0].metrics['num_test']:,} test images ({describe_test(spec.dataset)})"
+        counts = found.class_counts
+        lines.append(f"{spec.dataset}: {sum(counts):,} training images of {len(counts)} classes, {test}.")
+    tail = "" if spec.imbalance == 1 else f", a long tail of {spec.imbalance:g}"
+    augmentation = "no augmentation" if spec.augmentation == "none" else spec.augmentation
+    lines.append(
+        f"{spec.network}, {spec.epochs} epochs of {spec.optimiser} at {spec.learning_rate:g}, batches of "
+        f"{spec.batch_size}, {augmentation}{tail}."
+    )
+    lines.append("Accuracy after the last epoch; nothing was chosen on the test images, neither radius nor epoch.")
+    return lines
+
+
+def _rows(found: Contest) -> list[str]:
+    columns = ["", "accuracy, %", "seeds", "over plain", "over scaled, same radius"]
+    if found.unequal:
+        columns.insert(2, "mean over classes, %")
+    grid = [columns, *(_row(item, found.unequal) for item in found.contestants)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
+    notes = ["scaled is the plain head times the radius: the control. At radius 1 it is plain itself."]
+    if found.tests:
+        count = "one test" if found.tests == 1 else f"{found.tests} tests"
+        notes.append(f"Differences in points; p of paired two-sided t-tests, after Holm's correction for {count}.")
+    if found.unequal:
+        notes.append("The classes are unequal: the mean over classes counts each alike. The tests are of the accuracy.")
+    return [*lines, *notes]
+
+
+def _row(item: Contestant, unequal: bool) -> list[str]:
+    cells = [item.label, _percent(item.entry, "top1"), str(len(item.entry.values()) or EMPTY)]
+    if unequal:
+        cells.insert(2, _percent(item.entry, "balanced"))
+    if item.method.head == "plain":
+        return [*cells, "", ""]
+    over = _difference(item.over_control) if item.has_control else "= plain" if item.method.head == "maxsep" else ""
+    return [*cells, _difference(item.over_plain), over]
+
+
+def _percent(entry: Entry, metric: str) -> str:
+    summary = entry.summary(metric)
+    return EMPTY if summary is None else percent(summary).text
+
+
+def _difference(found: Comparison | None) -> str:
+    if found is None:
+        return EMPTY
+    p = found.p if found.adjusted is None else found.adjusted
+    return signed(found.difference, scale=100) + ("" if p is None else f" ({p_text(p)})")
+
+
+def _verdicts(found: Contest) -> list[str]:
+    return [f"{label}, against {other}: {verdict(comparison)}." for label, other, comparison in found.verdicts()]

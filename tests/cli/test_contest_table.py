@@ -1,0 +1,71 @@
+"""The table of a comparison, line by line, from made numbers."""
+
+import pytest
+
+from maxsep.cli.contest_table import about, table
+from maxsep.lab.recipes.own_data import own_data
+from maxsep.lab.report.collect import Record
+from maxsep.lab.report.contest import contest
+
+METRICS = {"class_counts": [30, 31], "num_test": 20}
+ACCURACY = {("plain", 1.0): 0.6, ("maxsep", 1.0): 0.61, ("scaled", 0.1): 0.7, ("maxsep", 0.1): 0.7}
+
+
+def records(specs, tmp_path, **metrics):
+    found = []
+    for spec in specs:
+        jitter = (0.0, 0.002, 0.001)[spec.seed] * (spec.head != "plain") + 0.01 * spec.seed
+        top1 = ACCURACY[spec.head, spec.radius] + jitter
+        found.append(Record(tmp_path / spec.name, spec, {**METRICS, "top1": top1, "balanced": top1 - 0.1, **metrics}))
+    return found
+
+
+def test_the_whole_table(tmp_path):
+    specs = own_data("digits").specs()
+    assert [line.replace("\N{MINUS SIGN}", "-") for line in table(contest(specs, records(specs, tmp_path)), specs)] == [
+        "digits: 61 training images of 2 classes, 20 test images (a third of every class, set aside by a fixed seed).",
+        "mlp, 30 epochs of sgd at 0.1, batches of 128, no augmentation.",
+        "Accuracy after the last epoch; nothing was chosen on the test images, neither radius nor epoch.",
+        "",
+        "                    accuracy, %   seeds  over plain          over scaled, same radius",
+        "plain               61.00 ± 1.00  3",
+        "maxsep, radius 1    62.10 ± 1.05  3      +1.10 (p = 0.003)   = plain",
+        "scaled, radius 0.1  71.10 ± 1.05  3      +10.10 (p < 0.001)",
+        "maxsep, radius 0.1  71.10 ± 1.05  3      +10.10 (p < 0.001)  0.00",
+        "scaled is the plain head times the radius: the control. At radius 1 it is plain itself.",
+        "Differences in points; p of paired two-sided t-tests, after Holm's correction for 3 tests.",
+        "",
+        "maxsep, radius 1, against plain: better by 1.10 points, more than seed noise.",
+        "scaled, radius 0.1, against plain: better by 10.10 points, more than seed noise.",
+        "maxsep, radius 0.1, against plain: better by 10.10 points, more than seed noise.",
+        "maxsep, radius 0.1, against scaled, radius 0.1: the same in all 3 seeds.",
+    ]
+
+
+def test_unequal_classes_have_a_column(tmp_path):
+    specs = own_data("digits", radii=[1.0], imbalance=0.1).specs()
+    lines = table(contest(specs, records(specs, tmp_path, class_counts=[50, 5])), specs)
+    assert (
+        "                  accuracy, %   mean over classes, %  seeds  over plain         over scaled, same radius"
+        in lines
+    )
+    assert "plain             61.00 ± 1.00  51.00 ± 1.00          3" in lines
+    assert "The classes are unequal: the mean over classes counts each alike. The tests are of the accuracy." in lines
+    assert "Differences in points; p of paired two-sided t-tests, after Holm's correction for one test." in lines
+    assert lines[1].endswith("no augmentation, a long tail of 0.1.")
+
+
+def test_before_anything_is_finished():
+    specs = own_data("cifar10", radii=[0.1]).specs()
+    lines = table(contest(specs, []), specs)
+    assert lines[0] == "resnet32, 30 epochs of sgd at 0.1, batches of 128, crop_flip."
+    assert "maxsep, radius 0.1  -            -      -           -" in lines
+    assert not any("tests" in line for line in lines)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_was_compared_as_data(tmp_path, done):
+    specs = own_data("digits").specs()
+    told = about(contest(specs, records(specs, tmp_path) if done else []), specs)
+    assert (told["num_train"], told["num_test"]) == ((61, 20) if done else (None, None))
+    assert (told["seeds"], told["setting"]["epochs"]) == ([0, 1, 2], 30)
