@@ -169,6 +169,8 @@ def test_pictures_without_a_test_split(compare_folder, tmp_path):
     told = compare_folder(tmp_path / "pictures")
     assert "16 training images of 2 classes, 4 test images (a fifth of every class, set aside by a fixed seed)" in told
     assert (tmp_path / "out" / "report.html").is_file()
+    assert "batches of 16" in told
+    assert "batches of 5," in compare_folder(tmp_path / "pictures", "--batch-size", 5)
 
 
 def test_pictures_with_a_test_split(compare_folder, tmp_path):

@@ -47,7 +47,9 @@ def command(
     augmentation: Annotated[
         str | None, typer.Option(help="none, crop_flip, ...; by default crop_flip, for digits and svhn none.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 128,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="By default 16 to 128, by the number of images.")
+    ] = None,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
     learning_rate: Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")] = None,
     size: Annotated[int | None, typer.Option(help="Side that pictures of a folder are cut to; by default 32.")] = None,
@@ -65,13 +67,17 @@ def command(
     """Train plain, scaled (the control) and maxsep on your data, and tell what the matrix adds and what its radius."""
     from maxsep.lab.data import name_data
     from maxsep.lab.durations import parse_budget
-    from maxsep.lab.recipes.own_data import own_data
+    from maxsep.lab.estimate import num_train
+    from maxsep.lab.recipes.own_data import own_data, usual_batch
+    from maxsep.lab.spec import RunSpec
 
     limit = None if budget is None else parse_budget(budget)
+    name = name_data(dataset, data, size)
     recipe = own_data(
-        name_data(dataset, data, size), network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
+        name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
         radii=numbers("--radius", radius, "1,0.1"), losses=words("--loss", loss, "cross_entropy"),
-        augmentation=augmentation, batch_size=batch_size, optimiser=optimiser, learning_rate=learning_rate,
+        augmentation=augmentation, optimiser=optimiser, learning_rate=learning_rate,
+        batch_size=batch_size or usual_batch(num_train(RunSpec(dataset=name, imbalance=imbalance))),
     )  # fmt: skip
     specs = recipe.specs(precision=precision(device))
     how = execution(device, fast, {specs[0].network})
@@ -156,7 +162,7 @@ def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary | No
 def _show(found: Contest, specs: Sequence[RunSpec], page: Path | None) -> None:
     from maxsep.cli.contest_table import table
 
-    typer.echo("\n".join(["", *table(found, specs), "", *found.conclusion]))
+    typer.echo("\n".join(["", *table(found, specs), "", *found.conclusion, *found.cautions]))
     if found.missing:
         names = [spec.name for spec in found.missing]
         told = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maxsep.lab.recipes.own_data import own_data
+from maxsep.lab.recipes.own_data import own_data, usual_batch
 
 
 def arms(recipe):
@@ -39,6 +39,12 @@ def test_defaults_follow_the_data(dataset, network, augmentation):
     assert (spec.network, spec.augmentation) == (network, augmentation)
     spec, *_ = own_data(dataset, network="convnet", augmentation="crop_flip_rotate").specs(1)
     assert (spec.network, spec.augmentation) == ("convnet", "crop_flip_rotate")
+
+
+def test_an_epoch_has_steps_enough_where_there_are_images_enough():
+    sizes = {count: usual_batch(count) for count in (1, 511, 1023, 1024, 2047, 2048, 4095, 4096, 10**6)}
+    assert list(sizes.values()) == [16, 16, 16, 32, 32, 64, 64, 128, 128]
+    assert all(count // size >= 32 or size == 16 for count, size in sizes.items())
 
 
 def test_the_learning_rate_follows_the_optimiser():

@@ -37,7 +37,7 @@ def test_the_radius_helps_and_the_matrix_adds_nothing(line_up, tmp_path):
     assert found.conclusion == [
         "On this data the matrix adds nothing that 3 seeds can show; the radius 0.1 does (+5.00 points over plain)."
     ]
-    assert (found.missing, found.tests) == ((), 4)
+    assert (found.missing, found.tests, found.cautions) == ((), 4, [])
     assert [(label, other) for label, other, _ in found.verdicts()] == [
         ("maxsep, radius 1", "plain"),
         ("scaled, radius 0.1", "plain"),
@@ -103,6 +103,16 @@ def test_as_data(line_up):
     assert control["over_plain"]["p"] < control["over_plain"]["p_after_correction"] < 0.05
     assert small["over_control"]["verdict"] == "not testable: fewer than 3 seeds"
     assert (small["over_control"]["seeds"], small["over_control"]["p"]) == (2, None)
+
+
+def test_a_plain_head_that_guesses_is_no_reference(run_folder, tmp_path):
+    specs = own_data("digits", seeds=1).specs()
+    for spec in specs:
+        run_folder(tmp_path, spec, 0.11 if spec.head == "plain" else 0.8)
+    found = contest(specs, collect(tmp_path).records)
+    assert len(found.cautions) == 1
+    assert found.cautions[0].startswith("But plain has learned next to nothing: its mean over classes is 11.00 %")
+    assert found.to_dict()["cautions"] == found.cautions
 
 
 def test_other_images_are_not_compared(line_up, run_folder, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from maxsep.lab.report.comparison import Method
 from maxsep.lab.report.statistics import Comparison
-from maxsep.lab.report.verdict import conclude, verdict
+from maxsep.lab.report.verdict import caution, conclude, is_guessing, verdict
 
 UP = Comparison(0.021, 3, 0.001, "more than noise", adjusted=0.004)
 DOWN = Comparison(-0.0345, 5, 0.001, "more than noise", adjusted=0.004)
@@ -130,6 +130,16 @@ def test_several_radii_share_a_verb():
     assert conclude(arms)[0].endswith("the radii 0.1 and 0.5 alone are not testable: fewer than 3 seeds.")
     arms = [Arm(arm.method, NOISE, UP) for arm in arms]
     assert "the radii 0.1 and 0.5 alone make no difference that 3 seeds can show." in conclude(arms)[0]
+
+
+@pytest.mark.parametrize(("classes", "least"), [(2, 0.525), (4, 0.2875), (100, 0.0595)])
+def test_guessing(classes, least):
+    assert is_guessing(least - 1e-6, classes)
+    assert not is_guessing(least + 1e-6, classes)
+    assert caution("plain", 0.251, 4) == (
+        "But plain has learned next to nothing: its mean over classes is 25.10 %, guessing gives 25.00 %. Train "
+        "longer, or at another learning rate, before you compare."
+    )
 
 
 def test_every_loss_has_its_own_sentence():

@@ -21,6 +21,18 @@ RATES = {"sgd": 0.1, "adamw": 1e-3}
 _UPRIGHT = ("digits", "svhn")
 """Numbers, whose mirror images are none."""
 
+_STEPS = 32
+"""Steps that an epoch should have at least, where the images suffice for it."""
+
+
+def usual_batch(num_train: int) -> int:
+    """Choose a power of two from 16 to 128 that leaves an epoch of few images more than a step or two.
+
+    >>> [usual_batch(images) for images in (100, 1198, 3000, 50000)]
+    [16, 32, 64, 128]
+    """
+    return next((size for size in (128, 64, 32) if num_train >= size * _STEPS), 16)
+
 
 def own_data(
     dataset: str,

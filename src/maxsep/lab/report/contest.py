@@ -11,7 +11,7 @@ from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import Entry, Method, settings_of
 from maxsep.lab.report.family import family
 from maxsep.lab.report.statistics import TEST, Comparison, Summary
-from maxsep.lab.report.verdict import conclude, verdict
+from maxsep.lab.report.verdict import caution, conclude, is_guessing, verdict
 from maxsep.lab.spec import RunSpec
 
 UNEQUAL = 1.5
@@ -90,6 +90,17 @@ class Contest:
         """What all of it says, one sentence for each loss."""
         return conclude(self.contestants)
 
+    @property
+    def cautions(self) -> list[str]:
+        """What keeps one from believing the conclusion."""
+        return [
+            caution(item.label, summary.mean, len(self.class_counts))
+            for item in self.contestants
+            if item.method.head == "plain"
+            and (summary := item.entry.summary("balanced"))
+            and is_guessing(summary.mean, len(self.class_counts))
+        ]
+
     def verdicts(self) -> list[tuple[str, str, Comparison | None]]:
         """List every comparison: of which arm, with what, and what its test says."""
         rows: list[tuple[str, str, Comparison | None]] = []
@@ -107,6 +118,7 @@ class Contest:
             "tests": self.tests,
             "arms": [item.to_dict() for item in self.contestants],
             "conclusion": self.conclusion,
+            "cautions": self.cautions,
             "missing": [spec.name for spec in self.missing],
         }
 

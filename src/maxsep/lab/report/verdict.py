@@ -13,6 +13,7 @@ Effect = tuple[float, Comparison | None]
 """A radius, and what a test there says; None where no seed has both runs."""
 
 _UNTESTED = "not testable: "
+_LEARNED = 0.05
 
 
 class Judged(Protocol):
@@ -66,6 +67,23 @@ def conclude(judged: Sequence[Judged]) -> list[str]:
         where = "On this data" if len(losses) == 1 else f"On this data, with the loss {loss},"
         sentences.append(f"{where} {_sum_up([item for item in judged if item.method.loss == loss])}.")
     return sentences
+
+
+def is_guessing(accuracy: float, num_classes: int) -> bool:
+    """Whether a mean over classes is next to that of guessing: less than a twentieth of the way to 1.
+
+    >>> is_guessing(0.12, 10), is_guessing(0.2, 10)
+    (True, False)
+    """
+    return accuracy < 1 / num_classes + _LEARNED * (1 - 1 / num_classes)
+
+
+def caution(label: str, accuracy: float, num_classes: int) -> str:
+    """Say that a head has learned next to nothing, so that a comparison with it says nothing."""
+    return (
+        f"But {label} has learned next to nothing: its mean over classes is {rounded(accuracy, scale=100)} %, guessing "
+        f"gives {rounded(1 / num_classes, scale=100)} %. Train longer, or at another learning rate, before you compare."
+    )
 
 
 def _sum_up(judged: Sequence[Judged]) -> str:
