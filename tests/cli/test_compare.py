@@ -128,6 +128,23 @@ def test_two_processes_share_the_runs(call, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+def test_a_process_that_shares_the_work_leaves_telling_to_the_first(call, first, place, monkeypatch):
+    monkeypatch.setenv("MAXSEP_SHARED", "1")
+    page = (place / "out" / "report.html").stat().st_mtime_ns
+    assert again(call, place) == ""
+    assert (place / "out" / "report.html").stat().st_mtime_ns == page
+
+
+def test_reading_the_data_counts_as_time(call, tmp_path, monkeypatch):
+    from maxsep.cli import compare
+
+    clock = iter([0.0, 3600.0])
+    monkeypatch.setattr(compare.time, "monotonic", lambda: next(clock, 3600.0))
+    places = ["--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    told = json.loads(call("compare", *SHORT, "--radius", 1, "--seeds", 1, *places, "--budget", "59m", "--json"))
+    assert len(told["missing"]) == 2
+
+
 def test_a_run_that_fails_is_named_and_the_others_are_told(invoke, tmp_path, monkeypatch):
     from maxsep.lab import engine
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,9 +98,11 @@ def _compare(
     if dry_run:
         plan_table(planned, as_json)
         return
-    left = [run.spec for run in planned if run.state != "finished"]
+    left, start = [run.spec for run in planned if run.state != "finished"], time.monotonic()
     if not shared:
         _rehearse(left, specs, **settings)
+    if budget is not None:  # reading the pictures takes time, too
+        budget = max(budget - (time.monotonic() - start), 1e-9)
     summary = None
     if jobs > 1 and left:
         same = arguments(context, ("jobs", "as_json", "out"))
