@@ -33,7 +33,7 @@ _NAMED = 3
 def command(
     context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(metavar="[DATA]", help="A folder of class folders, or digits, cifar10, cifar100, svhn.")
+        str, typer.Argument(metavar="DATA", help="A folder of class folders, or digits, cifar10, cifar100, svhn.")
     ] = "digits",
     network: Annotated[
         str | None, typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32, for digits mlp.")
@@ -65,7 +65,7 @@ def command(
     fast: Fast = None,
     as_json: Json = False,
 ) -> None:
-    """Train plain, scaled (the control) and maxsep on your data, and tell what the matrix adds and what its radius."""
+    """Train plain, scaled (the control) and maxsep on your data, and tell what the matrix adds to its radius."""
     from maxsep.lab.data import name_data
     from maxsep.lab.durations import parse_budget
     from maxsep.lab.estimate import num_train
