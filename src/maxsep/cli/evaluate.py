@@ -63,7 +63,7 @@ def command(
     if not as_json:  # before what may take long
         typer.echo(result.spec.name)
         _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
-    found = _detect(run, outliers, mahalanobis, data, device) if outliers else None
+    found = _detect(run, outliers, mahalanobis, data, device, as_json) if outliers else None
     files = [] if found is None else _draw(found, out or run, Method.of(result.spec).full_label)
     if as_json:
         more = {} if found is None else {"detection": found, "histograms": [str(path) for path in files]}
@@ -107,15 +107,18 @@ def _read(outliers: tuple[str, ...], dataset: str, data: Path | None) -> None:
     from maxsep.lab.data import load_outliers
 
     for name in outliers:
-        load_outliers(name, data, like=dataset)
+        load_outliers(name, data, like=dataset, unreadable={})
 
 
-def _detect(run: Path, outliers: tuple[str, ...], mahalanobis: bool, data: Path | None, device: str) -> dict[str, Any]:
+def _detect(
+    run: Path, outliers: tuple[str, ...], mahalanobis: bool, data: Path | None, device: str, quiet: bool
+) -> dict[str, Any]:
     """Score outliers. Every image counts, and inputs are left as they are."""
     from maxsep.lab.detection import Wish, detect
 
     def tell(stage: str) -> None:
-        typer.echo(f"maxsep: {stage}", err=True)
+        if not quiet:
+            typer.echo(f"maxsep: {stage}", err=True)
 
     wish = Wish(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
     return detect(run, wish, data_root=data, device=device, tell=tell)
