@@ -5,17 +5,24 @@ python docs/write_results.py           # rewrites README.md
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from maxsep.lab import recipes
 from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK
+from maxsep.lab.recipes.longtail import DEFERRED
 from maxsep.lab.recipes.published import RESNET32
+from maxsep.lab.report.collect import Record, collect
 from maxsep.lab.report.statistics import mean
 from maxsep.lab.report.tables import rounded
+from maxsep.lab.spec import RunSpec, options
 
 ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "results" / "runs"
 RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
 METHODS = "<!-- methods: written from results/runs by docs/write_results.py -->\n", "<!-- /methods -->"
 BEYOND = "<!-- beyond: written from results/runs by docs/write_results.py -->\n", "<!-- /beyond -->"
@@ -32,14 +39,7 @@ ARMS = {
 
 def accuracies(dataset: str, head: str, radius: float) -> list[float]:
     """Top-1 accuracies, one per seed, of the paper's ResNet at imbalance 0.01."""
-    wanted = {"dataset": dataset, "head": head, "radius": radius, "imbalance": 0.01, "network": "resnet34"}
-    wanted |= {"loss": "cross_entropy", "epochs": 200, "validation": 0.0}
-    results = (json.loads(path.read_text()) for path in sorted((ROOT / "results" / "runs").glob("*/result.json")))
-    return [
-        result["metrics"]["top1"]
-        for result in results
-        if all(result["spec"][key] == value for key, value in wanted.items())
-    ]
+    return _top1("table1", network="resnet34", dataset=dataset, imbalance=0.01, head=head, radius=radius)
 
 
 def table() -> str:
@@ -90,28 +90,14 @@ def _of_paper(paper: dict, method: str, margin: float | None = None) -> str:
 
 def ldam(head: str, margin: float, deferred: bool) -> str:
     """Accuracy with LDAM on CIFAR-100 at imbalance 0.01."""
-    return _told(
-        result["metrics"]["top1"]
-        for result in _small_runs()
-        if result["spec"]["head"] == head
-        and result["spec"]["loss"] == "ldam"
-        and dict(result["spec"]["loss_options"])["max_margin"] == margin
-        and ("reweight" in dict(result["spec"]["loss_options"])) == deferred
-    )
+    loss_options = options(max_margin=margin, **(DEFERRED if deferred else {}))
+    return _told(_top1("longtail", imbalance=0.01, head=head, loss="ldam", loss_options=loss_options))
 
 
 def mislas(head: str, radius: float, stage: str) -> str:
     """Accuracy with MiSLAS on CIFAR-100 at imbalance 0.01."""
-    return _told(
-        result["metrics"]["top1"]
-        for result in _small_runs()
-        if (result["spec"]["head"], result["spec"]["radius"]) == (head, radius)
-        and (
-            result["spec"]["loss"] == "label_aware_smoothing"
-            if stage == "mislas_stage2"
-            else (result["spec"]["loss"], result["spec"].get("mixup")) == ("cross_entropy", 1.0)
-        )
-    )
+    loss = "label_aware_smoothing" if stage == "mislas_stage2" else "cross_entropy"
+    return _told(_top1("longtail", imbalance=0.01, head=head, radius=radius, loss=loss))
 
 
 def beyond() -> str:
@@ -139,8 +125,12 @@ def _seeds(counts: dict[str, int]) -> str:
     ('3', '3 (CIFAR-100 only)')
     >>> _seeds({"CIFAR-10": 1, "CIFAR-100": 3})
     'CIFAR-10: 1, CIFAR-100: 3'
+    >>> _seeds({"CIFAR-10": 0, "CIFAR-100": 0})
+    '0'
     """
     run = {title: count for title, count in counts.items() if count}
+    if not run:
+        return "0"
     if len(set(run.values())) > 1:
         return ", ".join(f"{title}: {count}" for title, count in run.items())
     return f"{min(run.values())}" + ("" if len(run) == len(counts) else f" ({', '.join(run)} only)")
@@ -148,13 +138,9 @@ def _seeds(counts: dict[str, int]) -> str:
 
 def strongest(dataset: str, augmentation: str, head: str) -> list[float]:
     """Accuracies of a head at radius 1 in the setting that the search chose, one per seed."""
-    wanted = {"augmentation": augmentation, "head": head, "radius": 1.0, "loss": ADJUSTED}
-    wanted |= {"weight_decay": 5e-4, "mixup": 0.0} | CHOSEN[dataset, augmentation]
-    return [
-        result["metrics"]["top1"]
-        for result in _small_runs(dataset)
-        if all(result["spec"][key] == value for key, value in wanted.items())
-    ]
+    wanted = {"network": "resnet32", "dataset": dataset, "augmentation": augmentation, "head": head, "radius": 1.0}
+    wanted |= {"loss": ADJUSTED, "weight_decay": 5e-4, "mixup": 0.0} | CHOSEN[dataset, augmentation]
+    return _top1("beyond", **wanted)
 
 
 def cells() -> str:
@@ -164,11 +150,7 @@ def cells() -> str:
     for dataset, title in TITLES.items():
         for imbalance in (0.2, 0.1, 0.02, 0.01):
             wanted = {"augmentation": STRONG, "head": "plain", "loss": ADJUSTED, "imbalance": imbalance}
-            found = [
-                result["metrics"]["top1"]
-                for result in _runs(f"{dataset}-lt{imbalance}-resnet34-*")
-                if all(result["spec"][key] == value for key, value in wanted.items())
-            ]
+            found = _top1("beyond", network="resnet34", dataset=dataset, **wanted)
             best = max(head[str(imbalance)] for head in paper[dataset]["resnet"].values())
             if found:
                 rows.append(f"| {title}, imbalance {imbalance} | {best:.2f} | {_told(found)} | {len(found)} |")
@@ -189,12 +171,18 @@ def outside() -> str:
             known = [paper[place][theirs].get(head) for place in ("svhn", "places365")]
             printed = [f"{numbers['auroc']:.2f}" if numbers and radius == 1 else "-" for numbers in known]
             ours = [_told(each) for each in found.values()]
-            cells = [printed[0], ours[0], printed[1], ours[1], ours[2], str(len(found["svhn"]))]
+            titles = ("SVHN", "Places", "CIFAR-10")
+            seeds = _seeds({title: len(each) for title, each in zip(titles, found.values(), strict=True)})
+            cells = [printed[0], ours[0], printed[1], ours[1], ours[2], seeds]
             rows.append(f"| {name}, {told} | {' | '.join(cells)} |")
             if (head, score) == ("plain", "energy"):
                 ours = [_told(_auroc(head, radius, "energy_centred", place)) for place in found]
                 rows.append(f"| {name}, {told}, centred | - | {ours[0]} | - | {ours[1]} | {ours[2]} | {cells[-1]} |")
-    return "\n".join(rows) + "\n"
+    accuracies = "; ".join(
+        f"{told} {_told(_top1('ood', optimiser='sgd', head=head, radius=radius))}"
+        for head, radius, told in OUTSIDE_HEADS
+    )
+    return "\n".join(rows) + f"\n\nTop-1 accuracy of these networks on CIFAR-100: {accuracies}.\n"
 
 
 OUTSIDE_HEADS = (
@@ -206,22 +194,54 @@ OUTSIDE_HEADS = (
 
 
 def _auroc(head: str, radius: float, score: str, outliers: str) -> list[float]:
-    """One per seed: the mean over draws of 2,000 outliers, as the paper does."""
+    """One per seed: the mean over ten draws of 2,000 outliers, as the paper does."""
     found = []
-    for path in sorted((ROOT / "results" / "runs").glob("cifar100-wrn40_2-*/detection.json")):
-        spec = json.loads((path.parent / "spec.json").read_text())
-        if (spec["head"], spec["radius"], spec["optimiser"]) == (head, radius, "sgd"):
-            found.append(json.loads(path.read_text())["sets"][outliers]["scores"][score]["draws"]["auroc"]["mean"])
+    for record in _records("ood", optimiser="sgd", head=head, radius=radius):
+        told = (record.detection or {"sets": {}})["sets"].get(outliers, {"scores": {}})["scores"].get(score, {})
+        draws = told.get("draws", {})
+        if (draws.get("repeats"), draws.get("size")) == (10, 2000):
+            found.append(draws["auroc"]["mean"])
     return found
 
 
-def _runs(pattern: str) -> list[dict]:
-    paths = sorted((ROOT / "results" / "runs").glob(f"{pattern}/result.json"))
-    return [result for result in (json.loads(path.read_text()) for path in paths) if not result["spec"]["validation"]]
+def _top1(recipe: str, **wanted: Any) -> list[float]:
+    """Accuracies, one per seed, of the run of a recipe that has these fields."""
+    return [record.metrics["top1"] for record in _records(recipe, **wanted)]
 
 
-def _small_runs(dataset: str = "cifar100") -> list[dict]:
-    return _runs(f"{dataset}-lt0.01-resnet32-*")
+def _records(recipe: str, **wanted: Any) -> list[Record]:
+    """The records of one run of a recipe, in the order of its seeds.
+
+    They are the recipe's in every field but the seed and the precision, so that no shorter run, no run on held-out or
+    fewer images and none with another augmentation or optimiser is taken for it.
+    """
+    specs = [spec for spec in _protocol(recipe) if all(getattr(spec, key) == value for key, value in wanted.items())]
+    if len(specs) != 1:
+        raise LookupError(f"{len(specs)} runs of the recipe {recipe} have {wanted}; name fields that single out one.")
+    found = {}
+    for record in _collected(RUNS).get(_of_any_seed(specs[0]), ()):
+        if record.spec.seed in found:
+            other = found[record.spec.seed].spec.name
+            raise ValueError(f"{record.spec.name} and {other} are one run in two precisions. Keep one of them.")
+        found[record.spec.seed] = record
+    return [found[seed] for seed in sorted(found)]
+
+
+@functools.cache
+def _protocol(recipe: str) -> list[RunSpec]:
+    return recipes.get(recipe).specs(1)
+
+
+@functools.cache
+def _collected(runs: Path) -> dict[RunSpec, list[Record]]:
+    found: dict[RunSpec, list[Record]] = {}
+    for record in collect(runs).records:
+        found.setdefault(_of_any_seed(record.spec), []).append(record)
+    return found
+
+
+def _of_any_seed(spec: RunSpec) -> RunSpec:
+    return spec.replace(seed=0, precision="32-true")
 
 
 def _told(found: Iterable[float]) -> str:

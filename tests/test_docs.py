@@ -1,12 +1,16 @@
 """What the pages say is true: their code runs, their numbers are those of the records, their rooms exist."""
 
+import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from maxsep.lab.spec import RunSpec
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -55,11 +59,105 @@ def test_a_run_that_is_its_own_control_is_told_once():
         ((0, 3), "3 (CIFAR-100 only)"),
         ((2, 0), "2 (CIFAR-10 only)"),
         ((1, 3), "CIFAR-10: 1, CIFAR-100: 3"),
+        ((0, 0), "0"),
     ],
 )
 def test_seeds_are_told_for_the_columns_that_have_runs(counts, told):
     seeds = runpy.run_path(str(ROOT / "docs" / "write_results.py"))["_seeds"]
     assert seeds(dict(zip(("CIFAR-10", "CIFAR-100"), counts, strict=True))) == told
+
+
+TABLES = ("table", "methods", "beyond", "cells", "outside")
+OTHERS = (
+    {"epochs": 20},
+    {"validation": 0.2},
+    {"calibration": 0.1},
+    {"max_train": 100},
+    {"max_test": 100},
+    {"subset_seed": 1},
+    {"augmentation": "crop"},
+    {"normalisation": "auto"},
+    {"mixup": 0.5},
+    {"weight_decay": 0.0},
+    {"learning_rate": 0.01},
+    {"optimiser": "adamw"},
+    {"batch_size": 64},
+    {"loss": "balanced_softmax"},
+    {"radius": 0.3},
+)
+"""What no run of the tables has."""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """What writes the tables, from a copy of the records to which a test may add."""
+    for path in (ROOT / "results" / "runs").glob("*/*.json"):
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.parent.name)
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    script["_records"].__globals__["RUNS"] = tmp_path
+    return script
+
+
+def add(script, folder, **changes):
+    """Put a run beside another: the same but for these fields, and right by chance alone."""
+    result = json.loads((folder / "result.json").read_text())
+    spec = RunSpec.from_dict(result["spec"]).replace(**changes)
+    other = folder.with_name(spec.name)
+    if not other.exists():
+        shutil.copytree(folder, other)
+        result["spec"], result["metrics"]["top1"] = spec.to_dict(), 0.01
+        (other / "spec.json").write_text(json.dumps(spec.to_dict()))
+        (other / "result.json").write_text(json.dumps(result))
+    script["_collected"].cache_clear()
+
+
+@pytest.mark.parametrize("changes", OTHERS, ids=str)
+def test_tables_hold_no_run_of_another_kind(script, tmp_path, changes):
+    expected = {name: script[name]() for name in TABLES}
+    for folder in sorted(tmp_path.iterdir()):
+        add(script, folder, seed=7, **changes)
+    for name in TABLES:
+        assert script[name]() == expected[name], name
+
+
+def test_the_paper_s_table_holds_no_run_with_the_strongest_augmentation(script, tmp_path):
+    expected = script["table"]()
+    for folder in tmp_path.glob("*-resnet34-*"):
+        add(script, folder, seed=7, augmentation=script["STRONG"])
+    assert script["table"]() == expected
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_hold_runs_of_every_seed_and_precision(script, tmp_path, name):
+    expected = script[name]()
+    for folder in sorted(tmp_path.iterdir()):
+        add(script, folder, seed=7, precision="16-mixed")
+    assert script[name]() != expected
+
+
+def test_one_seed_does_not_count_twice(script, tmp_path):
+    for folder in sorted(tmp_path.glob("*-resnet34-*")):
+        add(script, folder, precision="16-mixed")
+    with pytest.raises(ValueError, match=r"are one run in two precisions\. Keep one of them"):
+        script["table"]()
+
+
+def test_a_table_asks_for_one_run_of_a_recipe(script):
+    with pytest.raises(LookupError, match=r"2 runs of the recipe ood have .*; name fields that single out one"):
+        script["_records"]("ood", head="plain")
+
+
+def test_other_draws_of_outliers_do_not_count(script, tmp_path):
+    assert len(script["_auroc"]("plain", 1.0, "energy", "svhn")) == 1
+    (path,) = tmp_path.glob("cifar100-wrn40_2-plain-*/detection.json")
+    told = json.loads(path.read_text())
+    told["sets"]["svhn"]["scores"]["energy"]["draws"]["size"] = 100
+    del told["sets"]["places"]
+    path.write_text(json.dumps(told))
+    script["_collected"].cache_clear()
+    assert [len(script["_auroc"]("plain", 1.0, "energy", name)) for name in ("svhn", "places", "cifar10")] == [0, 0, 1]
+    assert "| energy, plain head | 73.94 | - | 75.17 | - | 76.27 | 1 (CIFAR-10 only) |" in script["outside"]()
 
 
 def test_pages_that_name_networks_of_torchvision_say_where_it_must_come_from():

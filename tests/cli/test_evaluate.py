@@ -48,6 +48,23 @@ def test_evaluate_tells_outliers_in_a_table_and_a_histogram(call, run, pictures,
     assert "mean gap" in svg.read_text()
 
 
+def test_what_takes_long_is_told_and_may_be_left_out(invoke, run, pictures, tmp_path):
+    found = invoke("evaluate", run["run"], "--ood", pictures, "--out", tmp_path)
+    assert re.search(r"maxsep: fitting Mahalanobis on [\d,]+ training images", found.stderr)
+    assert "maxsep: scoring 6 outliers" in found.stderr
+    assert re.search(r"Mahalanobis +\d+\.\d\d%", found.stdout)
+    assert "AUPR falls as there are more of them" in found.stdout
+    found = invoke("evaluate", run["run"], "--ood", pictures, "--out", tmp_path, "--no-mahalanobis")
+    assert "Mahalanobis" not in found.stderr + found.stdout
+
+
+def test_nothing_is_computed_for_a_folder_without_images(invoke, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("maxsep.lab.engine.evaluate", lambda *given, **options: pytest.fail("computed before checking"))
+    (tmp_path / "empty").mkdir()
+    found = invoke("evaluate", run["run"], "--ood", tmp_path / "empty")
+    assert "no image" in str(found.exception) + found.output
+
+
 def test_outliers_as_json(call, run, pictures):
     told = json.loads(call("evaluate", run["run"], "--ood", pictures, "--ood", f"folder:{pictures}", "--json"))
     (found,) = told["detection"]["sets"].values()
@@ -103,7 +120,7 @@ def test_images_that_cannot_be_read_are_left_out_counted_and_named(invoke, run, 
     found = invoke("evaluate", run["run"], "--ood", with_damage, "--out", tmp_path / "new")
     assert found.exit_code == 0, found.exception
     assert f"(folder:{with_damage}, 5 images)" in found.stdout
-    first, *named = found.stderr.splitlines()
+    first, *named = [line for line in found.stderr.splitlines() if "scoring" not in line and "fitting" not in line]
     assert first == f"maxsep: left out of folder:{with_damage}: 4 that cannot be read; the first 3 are named:"
     assert [line.split()[1] for line in named] == [str(with_damage / n) for n in ("clip.mp4", "0.png", "empty.jpg")]
     assert all("neither an image" in line or "cannot be read as an image" in line for line in named)

@@ -381,3 +381,9 @@ def test_further_parameters_of_a_head_are_not_turned_on_the_way(tmp_path):
     maxsep.load(maxsep.save(model, tmp_path / "m"), other)
     torch.testing.assert_close(other(X), model(X), atol=1e-6, rtol=1e-5)
     assert torch.equal(other[0].gain, model[0].gain)
+
+
+def test_whoever_may_read_the_description_may_read_the_weights(tmp_path):
+    folder = maxsep.save(nn.Linear(2, 2), tmp_path / "model")
+    modes = {path.stat().st_mode for path in folder.iterdir()}
+    assert len(modes) == 1

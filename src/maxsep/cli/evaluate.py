@@ -33,6 +33,9 @@ def command(
         list[str] | None,
         typer.Option(help="Outliers: a folder of images, or svhn, places, cifar10, ...; may be given several times."),
     ] = None,
+    mahalanobis: Annotated[
+        bool, typer.Option(help="Score with Mahalanobis too, which reads all training images once.")
+    ] = True,
     download: Download = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the histograms of --ood; by default the run's.")] = None,
     device: Device = "auto",
@@ -47,6 +50,7 @@ def command(
     outliers = _named(ood or [], result.spec.dataset, data)
     if download:
         _fetch([result.spec.dataset, *outliers], data)
+    _read(outliers, result.spec.dataset, data)
     if (run / "weights.safetensors").is_file():
         metrics = evaluate(run, data, device=str(pick_device(device)))
     else:
@@ -56,16 +60,16 @@ def command(
             "it was trained.",
             err=True,
         )
-    found = _detect(run, outliers, data, device) if outliers else None
+    if not as_json:  # before what may take long
+        typer.echo(result.spec.name)
+        _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
+    found = _detect(run, outliers, mahalanobis, data, device, as_json) if outliers else None
     files = [] if found is None else _draw(found, out or run, Method.of(result.spec).full_label)
     if as_json:
         more = {} if found is None else {"detection": found, "histograms": [str(path) for path in files]}
         typer.echo(json.dumps(metrics | more))
-    else:
-        typer.echo(result.spec.name)
-        _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
-        if found is not None:
-            _show_detection(found, files)
+    elif found is not None:
+        _show_detection(found, files)
     _tell_left_out({} if found is None else found["sets"])
 
 
@@ -98,11 +102,26 @@ def _named(ood: list[str], dataset: str, data: Path | None) -> tuple[str, ...]:
     return names
 
 
-def _detect(run: Path, outliers: tuple[str, ...], data: Path | None, device: str) -> dict[str, Any]:
+def _read(outliers: tuple[str, ...], dataset: str, data: Path | None) -> None:
+    """Read every set once, so that an empty folder is an error before anything is computed."""
+    from maxsep.lab.data import load_outliers
+
+    for name in outliers:
+        load_outliers(name, data, like=dataset, unreadable={})
+
+
+def _detect(
+    run: Path, outliers: tuple[str, ...], mahalanobis: bool, data: Path | None, device: str, quiet: bool
+) -> dict[str, Any]:
     """Score outliers. Every image counts, and inputs are left as they are."""
     from maxsep.lab.detection import Wish, detect
 
-    return detect(run, Wish(outliers=outliers, magnitudes=(0.0,), repeats=0), data_root=data, device=device)
+    def tell(stage: str) -> None:
+        if not quiet:
+            typer.echo(f"maxsep: {stage}", err=True)
+
+    wish = Wish(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
+    return detect(run, wish, data_root=data, device=device, tell=tell)
 
 
 def _draw(found: dict[str, Any], folder: Path, head: str) -> list[Path]:
@@ -127,12 +146,17 @@ def _show_detection(found: dict[str, Any], files: list[Path]) -> None:
         typer.echo(f"outliers: {told['origin']} ({name}, {told['count']} images)")
         typer.echo(f"  {'':>18}  {'AUROC':>8}  {'AUPR':>8}  {'FPR95':>8}")
         for score, label in _SCORES.items():
+            if score not in told["scores"]:
+                continue
             full = told["scores"][score]["full"]
             typer.echo(f"  {label:>18}  {full['auroc']:>8.2%}  {full['aupr']:>8.2%}  {full['fpr95']:>8.2%}")
         shape = told["histograms"]["energy"]
         stds = "" if shape["gap_in_stds"] is None else f" ({shape['gap_in_stds']:.2f} standard deviations)"
         typer.echo(f"  mean gap of the negative energy {shape['gap']:.2f}{stds}; histogram: {path}")
-    typer.echo("  In-distribution images are positive; FPR95 at the recall closest to 95 %.")
+    typer.echo(
+        "  In-distribution images are positive; FPR95 at the recall closest to 95 %. All outliers count: AUPR falls as "
+        "there are more of them, so it is not that of tables made from draws of 2,000."
+    )
 
 
 def _tell_left_out(sets: dict[str, Any]) -> None:

@@ -92,6 +92,7 @@ def save(
     def write(place: Path) -> None:
         safetensors.save_file(tensors, place / WEIGHTS)
         (place / DESCRIPTION).write_text(text, encoding="utf-8")
+        (place / WEIGHTS).chmod((place / DESCRIPTION).stat().st_mode)  # safetensors lets the owner alone read it
 
     write_folder(Path(folder), write)
     return Path(folder)

@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -90,10 +91,39 @@ def test_only_empty_folders_are_removed(tmp_path, left):
     assert (tmp_path / "x.lock").exists(), "a folder that was there stays as it is"
 
 
+@pytest.mark.parametrize("error", [FileExistsError, FileNotFoundError])
+def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch, error):
+    original, times = Path.mkdir, []
+
+    def mkdir(self, *given, **options):
+        times.append(self)
+        if len(times) == 1:  # another process removed it, or a parent of it, in the midst of this call
+            raise error(self)
+        original(self, *given, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with locked(tmp_path / "new" / "x.lock"):
+        assert (tmp_path / "new" / "x.lock").is_file()
+    assert len(times) == 2
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError), locked(tmp_path / "file" / "new" / "x.lock"):
         pass
     (tmp_path / "x.lock").symlink_to(tmp_path / "nowhere" / "x.lock")
     with pytest.raises(FileNotFoundError), locked(tmp_path / "x.lock"):
+        pass
+    (tmp_path / "astray").symlink_to(tmp_path / "nowhere")
+    for folder in (tmp_path / "astray", tmp_path / "astray" / "new"):
+        with pytest.raises(FileExistsError), locked(folder / "x.lock"):
+            pass
+
+
+def test_a_folder_that_never_comes_is_an_error(tmp_path, monkeypatch):
+    def mkdir(self, *given, **options):
+        raise FileNotFoundError(self)  # as in a file system that takes no folders
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(FileNotFoundError, match="new"), locked(tmp_path / "new" / "x.lock"):
         pass

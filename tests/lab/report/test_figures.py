@@ -1,8 +1,11 @@
 import re
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from maxsep.heads import build
 from maxsep.lab.report import figures, geometry, vectors
 from maxsep.lab.report.statistics import Summary
 from maxsep.lab.report.svg import canvas, finish
@@ -90,6 +93,20 @@ def test_angles_of_the_simplex():
     angles = vectors.pairwise_angles(simplex(10).T.tolist())
     assert len(angles) == 45
     assert max(abs(angle - 96.3794) for angle in angles) < 1e-3
+
+
+@pytest.mark.parametrize("head", ["maxsep", "plain", "scaled"])
+def test_learned_vectors_are_what_features_are_multiplied_by(head, tmp_path):
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    module = build(head, 6, 5, 0.1 if head == "scaled" else 1.0)
+    record = SimpleNamespace(spec=SimpleNamespace(head=head), folder=tmp_path)
+    save_file({"head.weight": module.weight.detach()}, tmp_path / "weights.safetensors")
+    found = torch.tensor(vectors.class_vectors(record), dtype=torch.float64)
+    logits = module(torch.eye(6)) - module(torch.zeros(1, 6))
+    scale = 0.1 if head == "scaled" else 1.0
+    torch.testing.assert_close(scale * found.T, logits.detach().double(), atol=1e-6, rtol=1e-6)
 
 
 def test_rings_at_one_place_can_be_told_apart():

@@ -56,7 +56,7 @@ def test_outliers_stand_beside_the_paper_and_the_controls(settings):
     assert gain == pytest.approx(values["maxsep", "0.1"] - values["scaled", "0.1"])
     softmax = rows(table, "max softmax")
     assert ("plain, centred", "1") not in softmax
-    assert softmax["maxsep", "1"]["over plain, centred"].detail == "no change"
+    assert softmax["maxsep", "1"]["over plain, centred"].detail == "centring changes nothing"
     assert "3 draws of 200 of 400 outliers" in table.caption
     assert set(rows(table, "Mahalanobis, no step")) == set(softmax)
 

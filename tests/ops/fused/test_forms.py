@@ -168,6 +168,23 @@ def test_a_large_offset_is_no_matter_of_samples_that_are_not_there():
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["recursive", "householder"])
+@pytest.mark.parametrize(("form", "width"), [("triton", 8), ("triton", 6), ("torch", 8)])
+def test_the_offset_of_a_rare_class_has_its_gradient_whatever_the_others_gain(form, width, basis):
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, width), torch.randn(299, width)
+    offset = torch.zeros(300)
+    offset[:100] = -25.0  # probabilities of 1e-13, where a shift for the last class is 0.05
+    offset.requires_grad_()
+    target = torch.full((40,), 299)
+    nll, _ = row_losses(x, weight, target, offset, basis=basis, form=form)
+    (found,) = torch.autograd.grad(nll.sum(), offset)
+    logits = x.double() @ weight.double().T @ matrix_of(basis, 300, torch.float64) + offset
+    (exact,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, target, reduction="sum"), offset)
+    torch.testing.assert_close(found, exact, atol=0, rtol=1e-4)
+
+
 @pytest.mark.parametrize("basis", ["recursive", "none", "householder"])
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("batch", "width"), [(3, 8), (8, 3)], ids=["logits side", "weight side"])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -73,6 +74,26 @@ def test_somebody_looks_on(how):
                 step(losses, given)
 
     assert set(operators(watched)) == {"maxsep::row_losses", "maxsep::row_losses_backward"}
+
+
+@pytest.mark.parametrize("options", [{"basis": "householder"}, {"basis": "recursive"}, {"separate": False}], ids=str)
+def test_one_graph_serves_every_batch(options):
+    _, weight, _, offset, shares = problem()
+    weight = torch.randn(8 + ("separate" in options), 3, requires_grad=True)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def losses(x, target):
+        nll, smooth = row_losses(x, weight, target, offset, shares, smoothing=True, **options)
+        return nll.sum() + 2 * smooth.sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(losses, backend=counter, fullgraph=True, dynamic=True)
+    for batch in (6, 7, 9, 12):
+        x, target = torch.randn(batch, 3, requires_grad=True), torch.arange(batch) % 9
+        values = compiled(x, target), losses(x, target)
+        for ours, theirs in zip(*(torch.autograd.grad(value, (x, weight)) for value in values), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert counter.frame_count <= 2  # one to spare
 
 
 @pytest.mark.parametrize("losses", [short, by_operator])

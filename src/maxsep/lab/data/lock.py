@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+_ATTEMPTS = 20
+"""Times in a row that others may remove a folder before its file is there; what fails so often cannot be made."""
+
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
@@ -34,14 +37,7 @@ def locked(path: Path) -> Iterator[None]:
 def _hold(path: Path) -> tuple[int, list[Path]]:
     """Lock the file that has this name; return it, and the folders that were made for it, the innermost first."""
     while True:
-        made = [folder for folder in path.parents if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:
-            if path.parent.exists():
-                raise
-            continue  # a process that failed has just removed the folder that it had made
+        handle, made = _open(path)
         try:
             _acquire(handle)
             if os.path.samestat(os.fstat(handle), path.stat()):
@@ -52,6 +48,20 @@ def _hold(path: Path) -> tuple[int, list[Path]]:
             os.close(handle)
             raise
         os.close(handle)  # removed while we waited: a third process may hold a new file of the same name
+
+
+def _open(path: Path) -> tuple[int, list[Path]]:
+    """Open a file, made if missing as are its folders; again if a process that failed removes these meanwhile."""
+    attempts = _ATTEMPTS
+    while True:
+        made = [folder for folder in path.parents if not folder.exists()]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666), made
+        except (FileNotFoundError, FileExistsError):
+            attempts -= 1
+            if not attempts:
+                raise
 
 
 def _leave_nothing(path: Path, made: list[Path]) -> None:

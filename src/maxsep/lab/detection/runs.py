@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +75,12 @@ class Wish:
 
 
 def detect(
-    folder: str | Path, wish: Wish, *, data_root: str | Path | None = None, device: str = "auto"
+    folder: str | Path,
+    wish: Wish,
+    *,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+    tell: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
     """Measure how well a finished run tells its own test images from outliers; writes nothing.
 
@@ -87,6 +92,7 @@ def detect(
         wish: What to measure.
         data_root: Folder of the datasets; by default $MAXSEP_DATA.
         device: auto, cpu or cuda.
+        tell: Called with what is done next, and with how many images.
 
     Returns:
         The content of `detection.json`: closed-set accuracy, and for each set its origin, every score's measures on
@@ -99,7 +105,7 @@ def detect(
     place = pick_device(device)
     data = _data(RunSpec(**{name: getattr(run.spec, name) for name in _DATA}), _text(data_root))
     with _full_precision():
-        judge = _Judge(_pipeline(folder, run.preprocessing, place), data, wish, run.preprocessing, place)
+        judge = _Judge(_pipeline(folder, run.preprocessing, place), data, wish, run.preprocessing, place, tell)
         sets = {name: _measured(name, judge, run.spec, data, data_root) for name in wish.sets(data.name)}
     record: dict[str, Any] = {
         "schema": SCHEMA,
@@ -167,13 +173,23 @@ def covers(record: Mapping[str, Any], wish: Wish) -> bool:
 class _Judge:
     """One network, its in-distribution scores, and the measures of any outliers against them."""
 
-    def __init__(self, pipeline: Pipeline, data: Data, wish: Wish, told: dict[str, Any], device: torch.device) -> None:
-        self.pipeline, self.wish, self.device = pipeline, wish, device
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        data: Data,
+        wish: Wish,
+        told: dict[str, Any],
+        device: torch.device,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.pipeline, self.wish, self.device, self.tell = pipeline, wish, device, tell
         mean, self.std = (torch.tensor(told[name], device=device) for name in ("mean", "std"))
         self.distances: Distances | None = None
         if wish.mahalanobis:
+            tell(f"fitting Mahalanobis on {len(data.train):,} training images")
             self.distances = fit_distances(pipeline, data.train.to(device), mean, self.std, wish.magnitudes)
         test = data.test.to(device)
+        tell(f"scoring {len(test):,} test images")
         self.known, self.steps, logits = self._scores(test)
         self.correct = logits.argmax(1) == test.labels
         self.top1 = int(self.correct.sum()) / len(test)
@@ -181,6 +197,7 @@ class _Judge:
     def measure(self, outliers: ImageSet) -> dict[str, Any]:
         """Measure outliers against the in-distribution test images."""
         wish = self.wish
+        self.tell(f"scoring {len(outliers):,} outliers")
         scores, steps, _ = self._scores(outliers.to(self.device))
         told: dict[str, Any] = {
             "count": len(outliers),

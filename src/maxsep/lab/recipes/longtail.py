@@ -19,7 +19,7 @@ from maxsep.lab.spec import Options, RunSpec, options
 IMBALANCES = (0.1, 0.02, 0.01)
 MARGINS = (0.5, 0.4)
 HEADS = ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
-_DEFERRED = {"reweight": "effective", "reweight_from": 160}
+DEFERRED = {"reweight": "effective", "reweight_from": 160}
 _PAIR = 0.1
 """At radius 1 the control of the matrix is the plain head itself: a pair at another radius is added."""
 
@@ -51,7 +51,7 @@ _STAGE2: dict[float, tuple[float, Options]] = {
 def _ldam_arms() -> tuple[Arm, ...]:
     return tuple(
         Arm(head=head, loss="ldam", loss_options=options(max_margin=margin, **weights))
-        for weights in ({}, _DEFERRED)
+        for weights in ({}, DEFERRED)
         for margin in MARGINS
         for head in HEADS
     )

@@ -217,7 +217,7 @@ def _equalities(line: _Line, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     if line.entry.method.head in BASE_HEADS:
         return over_plain, centred, control
     if line.score not in _CENTRED:
-        centred = Cell("= plain", "no change", "muted")
+        centred = Cell("= over plain", "centring changes nothing", "muted")
     if line.entry.method.radius == 1:
         control = Cell("= plain", "at radius 1", "muted")
     return over_plain, centred, control

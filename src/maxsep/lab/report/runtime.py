@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from maxsep.lab import recipes
@@ -27,8 +28,9 @@ def is_timing(setting: Setting) -> bool:
 def runtime_section(settings: Sequence[Setting], timings: Sequence[Mapping[str, Any]]) -> Section | None:
     """Tabulate images per second in training (from run records) and at inference (from timings)."""
     timed = [setting for setting in settings if setting.spec.network not in _TOO_SMALL]
-    timed = [setting for setting in timed if is_timing(setting)] or _first_splits(timed)
-    tables = [table for table in (_training(timed), _inference(timings)) if table is not None]
+    alone = [setting for setting in timed if is_timing(setting)]
+    training = _training(alone) if alone else _unlike(_first_splits(timed))
+    tables = [table for table in (training, _inference(timings)) if table is not None]
     if not tables:
         return None
     text = (
@@ -52,6 +54,19 @@ def speeds(entry: Entry) -> dict[int, float]:
     """Training images per second of each seed that recorded them."""
     found = {seed: record.images_per_second for seed, record in entry.records.items()}
     return {seed: float(speed) for seed, speed in found.items() if speed}
+
+
+def _unlike(settings: Sequence[Setting]) -> Table | None:
+    """Tabulate the speeds of runs that were not made to be timed, which nothing can be concluded from."""
+    table = _training(settings)
+    if table is None:
+        return None
+    rows = tuple(Row(row.cells[:-1], row.group) for row in table.rows)
+    caption = (
+        "From the run records. These runs shared the machine with others or did not, so their speeds say nothing about "
+        "heads, and no difference is given; reproduce runtime makes runs that can be compared."
+    )
+    return replace(table, columns=table.columns[:-1], rows=rows, caption=caption)
 
 
 def _training(settings: Sequence[Setting]) -> Table | None:

@@ -13,9 +13,10 @@ from maxsep.lab.report.model import Section
 from maxsep.lab.report.statistics import summarise
 from maxsep.lab.report.svg import Figure
 from maxsep.lab.report.tables import Cell, Row, Table
+from maxsep.ops import separate
 
-_KEYS = {"plain": "head.weight", "scaled": "head.weight", "hpn": "head.prototypes"}
-"""Where the weights of a run hold one vector for each class."""
+_KEYS = {"plain": "head.weight", "scaled": "head.weight", "maxsep": "head.weight", "hpn": "head.prototypes"}
+"""Where the weights of a run hold its class vectors: one row for each class, but one less where the matrix follows."""
 
 
 def geometry_section(settings: Sequence[Setting]) -> Section:
@@ -23,6 +24,8 @@ def geometry_section(settings: Sequence[Setting]) -> Section:
     text = (
         "For C classes the matrix holds C unit vectors, any two at the same angle, the largest that C vectors can all "
         "keep. It is never trained. Its cosine is \N{MINUS SIGN}1/(C \N{MINUS SIGN} 1).",
+        "A trained layer in front turns and stretches them: what meets the features of a maxsep head is the layer "
+        "times the matrix. Learned angles are those of that product, as they are of a plain layer's rows.",
     )
     figures = [plane_figure(), space_figure(), ideal_angle_figure()]
     for number, setting in enumerate(settings[:4], 1):
@@ -83,7 +86,10 @@ def twin_section(settings: Sequence[Setting]) -> Section | None:
 
 
 def class_vectors(record: Record) -> list[list[float]] | None:
-    """Read one vector for each class from a run's weights, or nothing if they are not there."""
+    """Read the vector that features are multiplied by for each class, or nothing if a run has no weights.
+
+    Behind the trained layer W of a maxsep head that is a row of P^T W, not a column of the matrix.
+    """
     key, path = _KEYS.get(record.spec.head), record.folder / "weights.safetensors"
     if key is None or not path.is_file():
         return None
@@ -92,7 +98,10 @@ def class_vectors(record: Record) -> list[list[float]] | None:
     except ImportError as error:
         raise ImportError('reading weights needs safetensors: pip install "maxsep[lab]"') from error
     found: Any = next((t for name, t in load_file(path).items() if name == key or name.endswith("." + key)), None)
-    return None if found is None or found.dim() != 2 else found.double().tolist()
+    if found is None or found.dim() != 2:
+        return None
+    rows = found.double()
+    return (separate(rows.T).T if record.spec.head == "maxsep" else rows).tolist()
 
 
 def pairwise_angles(vectors: Sequence[Sequence[float]]) -> list[float]:
@@ -119,9 +128,7 @@ def _trained_angles(id: str, setting: Setting) -> Figure | None:
             classes = len(vectors)
     if not angles:
         return None
-    ideal = _ideal(classes)
-    angles["maxsep"] = [ideal] * 3
-    return angles_figure(id, f"Learned angles: {setting.label}", angles, ideal)
+    return angles_figure(id, f"Learned angles: {setting.label}", angles, _ideal(classes))
 
 
 def _ideal(num_classes: int) -> float:

@@ -218,7 +218,7 @@ class Stream:
         if self.side == "weight":
             return like.new_empty(-(-self.num_classes // self.grain), self.x.shape[1])
         if self.side == "householder":
-            return like.new_empty(len(self.x))
+            return like.new_empty(self.x.shape[0])
         return like.new_empty(len(self._chunks(self.sizes)), len(self.x)) if self.side == "logits" else like
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ def gradient_product(
     pull = tl.load(u + row, mask=there, other=0.0) * scale
     if SMOOTH:
         smoothed = tl.load(v + row, mask=there, other=0.0) * scale
-    moved = tl.load(shift + row, mask=there, other=0.0) * scale if SHIFT else tl.zeros([ROWS], tl.float32)
+    if SHIFT:
+        moved = tl.load(shift + row, mask=there, other=0.0) * scale
     unit = 1.0 if OFFSET else scale  # what z lacks of a logit
     for tile in tl.range(tl.program_id(0) % splits, tl.cdiv(size, COLS), splits, flatten=True):
         z = tl.zeros([ROWS, COLS], tl.float32)
@@ -90,16 +91,18 @@ def gradient_product(
         inside = col < size
         if OFFSET:
             z = z * scale + tl.load(offset + col, mask=inside, other=0.0)[None, :]
-        g = tl.exp2(z * (unit * LOG2_E) - reference[:, None]) * factor[:, None] + moved[:, None]
+        g = tl.exp2(z * (unit * LOG2_E) - reference[:, None]) * factor[:, None]
         g -= tl.where(index[:, None] == col[None, :], pull[:, None], 0.0)
         if SMOOTH:
             share = tl.full([COLS], 1.0, tl.float32)
             if WEIGHT:
                 share = tl.load(weight + col, mask=inside, other=0.0)
             g -= smoothed[:, None] * share[None, :]
+        if COLUMNS:  # before the shift, beside which the gradient of a rare class would be lost
+            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0), mask=inside)
+        if SHIFT:
+            g += moved[:, None]
         # in two halves, whose copy on the way out is small enough for a second program
         left, right = tl.split(tl.permute(tl.reshape(g, [ROWS, 2, COLS // 2]), [0, 2, 1]))
         out.store([first, tile * COLS], left.to(out.dtype))
         out.store([first, tile * COLS + COLS // 2], right.to(out.dtype))
-        if COLUMNS:
-            tl.store(partial + block.to(tl.int64) * size + col, tl.sum(g, 0) - tl.sum(moved, 0), mask=inside)

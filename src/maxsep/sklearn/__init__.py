@@ -1,0 +1,12 @@
+"""A scikit-learn classifier: a small network and a head, for pipelines, grid searches and calibrators."""
+
+try:
+    from maxsep.sklearn.classifier import MaxSeparationClassifier
+except ImportError as error:
+    if (error.name or "").partition(".")[0] not in ("numpy", "sklearn"):
+        raise
+    raise ImportError(
+        'maxsep.sklearn needs scikit-learn 1.6 or later, which is missing: pip install --upgrade "maxsep[sklearn]"'
+    ) from error
+
+__all__ = ["MaxSeparationClassifier"]
