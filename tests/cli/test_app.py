@@ -32,7 +32,8 @@ def test_options_are_frozen(options):
     shown = {"--classes", "--batch", "--features", "--threads", "--quick", "--out"}
     assert options("bench") == shown | {"--device", "--json"}
     assert options("report") == {"--out", "--title"}
-    assert options("evaluate") == {"--data", "--download", "--no-download", "--ood", "--out", "--device", "--json"}
+    asked = {"--data", "--download", "--no-download", "--ood", "--mahalanobis", "--no-mahalanobis"}
+    assert options("evaluate") == asked | {"--out", "--device", "--json"}
     assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
     assert options("export") == {"--out", "--format"}
     assert options("demo") == {"--out", "--seeds", "--epochs"}
