@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from maxsep.lab.report.svg import INK, RULE, SOFT, Figure, canvas, colour_of, finish, legend_below
@@ -81,7 +82,8 @@ def angles_figure(id: str, title: str, angles: Mapping[str, Sequence[float]], id
         angles: For each head's label (its first word names the head), all pairwise angles in degrees.
         ideal: The angle of the simplex.
     """
-    with canvas(4.8, 0.9 + 0.62 * len(angles)) as (figure, axes):
+    heading = fill(title, 40)
+    with canvas(4.8, 1.1 + 0.2 * heading.count("\n") + 0.62 * len(angles)) as (figure, axes):
         for row, (label, values) in enumerate(angles.items()):
             ordered = sorted(values)
             low, high, middle = ordered[0], ordered[-1], ordered[len(ordered) // 2]
@@ -91,12 +93,12 @@ def angles_figure(id: str, title: str, angles: Mapping[str, Sequence[float]], id
             axes.plot([tenth, ninth], [row, row], color=colour, linewidth=6, solid_capstyle="butt", alpha=0.55)
             axes.plot([middle], [row], "o", color=colour, markersize=5)
         axes.axvline(ideal, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.set_yticks(range(len(angles)), list(angles))
+        axes.set_yticks(range(len(angles)), [fill(label, 22) for label in angles])  # room is left for the strips
         axes.set_ylim(len(angles) - 0.5, -0.5)
         axes.tick_params(axis="y", labelcolor=INK)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("angle between two class vectors, degrees")
-        axes.set_title(title)
+        axes.set_title(heading)
         words = "; ".join(f"{label}: {min(v):.1f} to {max(v):.1f}" for label, v in angles.items())
         alt = f"Range of pairwise angles in degrees, {title}. {words}. The simplex has {ideal:.1f} throughout."
         caption = "Line: all pairs of classes; bar: the middle 80 %; dot: the median; dashed: the simplex."
