@@ -1,6 +1,6 @@
-"""Write the README's tables from the run records and benchmarks, so that no number in them is typed by hand.
+"""Write the tables of README and results page from run records and benchmarks, so that none is typed by hand.
 
-python docs/write_results.py           # rewrites README.md
+python docs/write_results.py           # rewrites README.md and docs/results.md
 """
 
 from __future__ import annotations
@@ -280,15 +280,21 @@ def cost() -> str:
     return "\n".join(rows) + "\n"
 
 
-def rewritten(text: str) -> str:
-    """The README with its tables replaced."""
-    contents = {RESULTS: table, METHODS: methods, BEYOND: beyond, CELLS: cells, OUTSIDE: outside, COST: cost}
-    for (begin, end), content in contents.items():
+PAGES = {
+    "README.md": {RESULTS: table, BEYOND: beyond, COST: cost},
+    "docs/results.md": {METHODS: methods, CELLS: cells, OUTSIDE: outside},
+}
+
+
+def rewritten(page: str) -> str:
+    """A page with its tables replaced."""
+    text = (ROOT / page).read_text()
+    for (begin, end), content in PAGES[page].items():
         before, rest = text.split(begin)
         text = before + begin + content() + end + rest.split(end)[1]
     return text
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(rewritten(readme.read_text()))
+    for page in PAGES:
+        (ROOT / page).write_text(rewritten(page))

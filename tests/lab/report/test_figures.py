@@ -97,9 +97,7 @@ def test_angles_of_the_simplex():
 
 def test_long_names_leave_room_for_the_angles():
     label = "maxsep, radius 0.1 (label-aware smoothing, smooth head 0.4, smooth tail 0.1)"
-    title = (
-        "Learned angles: CIFAR-100, ResNet-32, imbalance 0.1, stage 2, class-balanced batches, no mixup"
-    )
+    title = "Learned angles: CIFAR-100, ResNet-32, imbalance 0.1, stage 2, class-balanced batches, no mixup"
     figure = geometry.angles_figure("angles", title, {label: [80.0, 90.0, 100.0]}, 90.6)  # a warning would be an error
     assert "label-aware" in figure.svg
 
