@@ -316,6 +316,21 @@ def test_variants_train_and_resume_to_the_same_bits(tmp_path, monkeypatch, spec,
     assert all(torch.isfinite(tensor).all() for tensor in load_file(whole / "weights.safetensors").values())
 
 
+def test_a_run_begun_on_another_kind_of_device_goes_on_and_says_so(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        read = state.RandomStates.get
+        other = {name: torch.zeros(16, dtype=torch.uint8) for name in ("augmentation", "mixup", "cuda")}
+        patch.setattr(state.RandomStates, "get", lambda self: read(self) | other)
+        with pytest.raises(SystemExit):
+            run(tmp_path, SPEC)
+    folder = train(SPEC, runs=tmp_path, execution=Execution(device="cpu"))
+    assert (
+        "written on another kind of device and is taken up on cpu: the weights are the same" in capsys.readouterr().err
+    )
+    assert json.loads((folder / "result.json").read_text())["resumed"] == 1
+
+
 @pytest.mark.parametrize("network", ["vgg32", "wrn40_2"])
 def test_dropout_alone_needs_torchs_own_random_state(tmp_path, monkeypatch, network):
     spec = SPEC.replace(**SMALL, network=network, augmentation="none")

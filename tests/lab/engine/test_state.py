@@ -70,5 +70,17 @@ def test_all_generators_are_put_back():
 
     states = random.get()
     first = draw()
-    random.set(states)
+    assert random.set(states)
     assert all(torch.equal(a, b) for a, b in zip(first, draw(), strict=True))
+
+
+def test_generators_of_another_kind_of_device_start_anew_and_the_order_goes_on():
+    """A state of CUDA's generator is 16 bytes; a CPU's cannot take it."""
+    random = RandomStates(torch.Generator().manual_seed(1), torch.Generator().manual_seed(2), torch.device("cpu"))
+    states = random.get()
+    order, augmentation = (torch.rand(3, generator=each) for each in (random.order, random.augmentation))
+    there = {name: torch.zeros(16, dtype=torch.uint8) for name in ("augmentation", "mixup", "cuda")}
+    random.augmentation.manual_seed(2)
+    assert not random.set(states | there)
+    assert torch.equal(torch.rand(3, generator=random.order), order)
+    assert torch.equal(torch.rand(3, generator=random.augmentation), augmentation)

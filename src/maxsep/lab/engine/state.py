@@ -154,12 +154,15 @@ class RandomStates:
             states["cuda"] = torch.cuda.get_rng_state(self.device)
         return states
 
-    def set(self, states: Mapping[str, Tensor]) -> None:
-        """Put states back."""
+    def set(self, states: Mapping[str, Tensor]) -> bool:
+        """Put states back; say whether all could be, which those of another kind of device cannot."""
         self.order.set_state(states["order"])
+        torch.set_rng_state(states["torch"])
+        if states["augmentation"].numel() != self.augmentation.get_state().numel():
+            return False
         self.augmentation.set_state(states["augmentation"])
         if "mixup" in states:  # points of earlier versions have none
             self.mixup.set_state(states["mixup"])
-        torch.set_rng_state(states["torch"])
         if self.device.type == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"], self.device)
+        return True

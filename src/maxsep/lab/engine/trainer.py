@@ -250,13 +250,16 @@ class Trainer:
 
     def _restore_random(self, states: dict[str, Tensor]) -> None:
         rows = len(states["order"])
-        if rows == self.fabric.world_size:
-            self.random.set({name: value[self.fabric.global_rank] for name, value in states.items()})
+        # the order is common to all processes and devices; what else was drawn starts anew from the seed where it must
+        if rows != self.fabric.world_size:
+            self.random.order.set_state(states["order"][0])
+            told = f"by {rows} processes and is taken up by {self.fabric.world_size}"
+        elif not self.random.set({name: value[self.fabric.global_rank] for name, value in states.items()}):
+            told = f"on another kind of device and is taken up on {self.fabric.device.type}"
+        else:
             return
-        # the order is common to all processes; what each draws for itself starts anew from the seed
-        self.random.order.set_state(states["order"][0])
         self.progress.note(
-            f"the resume point was written by {rows} processes and is taken up by {self.fabric.world_size}: "
+            f"the resume point was written {told}: "
             "the weights are the same, the rest of the run will differ from an uninterrupted one"
         )
 
