@@ -74,42 +74,40 @@ def _stack(cubin):
 
 
 def scans():
-    for dtype, rows, num_classes in (
+    sizes = (
         (torch.float32, 1024, 100_000),
         (torch.bfloat16, 1024, 100_000),
         (torch.bfloat16, 2, 100_000),
         (torch.float32, 1, 2),
-    ):
-        x = padded_empty(torch.empty(0), (rows, num_classes - 1), dtype)
-        g = torch.empty(rows, num_classes, dtype=dtype)
-        yield f"forward, {rows} rows of {num_classes}, {dtype}", lambda x=x: separate_op(x, 0.5, x.dtype)
-        yield f"adjoint, {rows} rows of {num_classes}, {dtype}", lambda g=g: adjoint_op(g, 0.5, g.dtype)
-    z, g = torch.empty(1024, 1000, dtype=torch.bfloat16), torch.empty(1024, 1000)
-    yield "forward, padded", lambda: separate_op(z, 0.5, torch.float32, 1)
-    yield "adjoint, padded", lambda: adjoint_op(g, 0.5, torch.bfloat16, 1)
-    yield "forward, transposed", lambda: separate_op(torch.empty(999, 512).T, 1.0, torch.float32)
-    yield "forward, rows far apart", lambda: separate_op(apart(2, 9), 1.0, torch.float32)
+    )
+    yield from products("forward", separate_op, "adjoint", adjoint_op, sizes)
 
 
 def reflections():
-    for dtype, rows, num_classes in (
+    sizes = (
         (torch.float32, 1024, 1_000),
         (torch.bfloat16, 1024, 10_000),
         (torch.float32, 1024, 32_768),
         (torch.bfloat16, 1024, 100_000),
         (torch.bfloat16, 2, 100_000),
         (torch.float32, 1, 2),
-    ):
+    )
+    yield from products("householder", householder_op, "householder adjoint", householder_adjoint_op, sizes)
+
+
+def products(name, op, adjoint_name, adjoint, sizes):
+    """A product and its adjoint at several sizes, and in the ways that a matrix may lie in memory."""
+    for dtype, rows, num_classes in sizes:
         x = padded_empty(torch.empty(0), (rows, num_classes - 1), dtype)
         g = torch.empty(rows, num_classes, dtype=dtype)
         told = f"{rows} rows of {num_classes}, {dtype}"
-        yield f"householder, {told}", lambda x=x: householder_op(x, 0.5, x.dtype)
-        yield f"householder adjoint, {told}", lambda g=g: householder_adjoint_op(g, 0.5, g.dtype)
+        yield f"{name}, {told}", lambda x=x: op(x, 0.5, x.dtype)
+        yield f"{adjoint_name}, {told}", lambda g=g: adjoint(g, 0.5, g.dtype)
     z, g = torch.empty(1024, 1000, dtype=torch.bfloat16), torch.empty(1024, 1000)
-    yield "householder, padded", lambda: householder_op(z, 0.5, torch.float32, 1)
-    yield "householder adjoint, padded", lambda: householder_adjoint_op(g, 0.5, torch.bfloat16, 1)
-    yield "householder, transposed", lambda: householder_op(torch.empty(999, 512).T, 1.0, torch.float32)
-    yield "householder, rows far apart", lambda: householder_op(apart(2, 9), 1.0, torch.float32)
+    yield f"{name}, padded", lambda: op(z, 0.5, torch.float32, 1)
+    yield f"{adjoint_name}, padded", lambda: adjoint(g, 0.5, torch.bfloat16, 1)
+    yield f"{name}, transposed", lambda: op(torch.empty(999, 512).T, 1.0, torch.float32)
+    yield f"{name}, rows far apart", lambda: op(apart(2, 9), 1.0, torch.float32)
 
 
 def apart(rows, width):

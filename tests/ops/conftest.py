@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from maxsep import separate, simplex
+
 LAYOUTS = {
     "transposed": lambda: torch.randn(9, 6).t(),
     "transposed, large": lambda: torch.randn(70, 40).t(),
@@ -44,3 +46,21 @@ def check_padding(op, adjoint_op, k):
 def padding_keeps_its_promise(request):
     """Check that padding behind k outputs is not read and has no gradient, given an operator and its adjoint."""
     return lambda op, adjoint_op: check_padding(op, adjoint_op, request.param)
+
+
+def check_gradients(basis):
+    x = torch.randn(3, 20, requires_grad=True)
+    g = torch.randn(3, 21, requires_grad=True)
+    matrix = 0.7 * simplex(21, basis=basis)
+    (first,) = torch.autograd.grad(separate(x, 0.7, basis=basis, impl="triton"), x, g, create_graph=True)
+    torch.testing.assert_close(first, g @ matrix.T)
+    (second,) = torch.autograd.grad(first, g, x, create_graph=True)
+    torch.testing.assert_close(second, x @ matrix)
+    (third,) = torch.autograd.grad(second, x, g)
+    torch.testing.assert_close(third, g @ matrix.T)
+
+
+@pytest.fixture
+def gradients_are_those_of_the_matrix():
+    """Check the kernel's first, second and third derivatives against the dense matrix of a basis."""
+    return check_gradients

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import joblib
 import numpy as np
@@ -475,23 +473,6 @@ def test_what_a_head_refuses_is_told_by_it():
     X, y = data()
     with pytest.raises(ValueError, match=r"the plain head has no radius, got 0.1. Use the head 'scaled'"):
         quick(head="plain", radius=0.1).fit(X, y)
-
-
-def test_a_missing_scikit_learn_is_named():
-    code = "import sys; sys.modules['sklearn'] = None; import maxsep; import maxsep.sklearn"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert told.stderr.splitlines()[-1] == (
-        "ImportError: maxsep.sklearn needs scikit-learn 1.6 or later, which is missing: "
-        'pip install --upgrade "maxsep[sklearn]"'
-    )
-
-
-def test_another_failure_to_import_is_not_blamed_on_scikit_learn():
-    code = "import sys; sys.modules['maxsep.detect'] = None; import maxsep.sklearn"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "maxsep.detect" in told.stderr.splitlines()[-1]
-    assert "scikit" not in told.stderr.splitlines()[-1]
 
 
 def test_the_loss_is_cross_entropy_of_the_logits():

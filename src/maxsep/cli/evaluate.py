@@ -42,7 +42,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's weights: accuracy, top-5, loss, calibration error, accuracy of every class; and outliers."""
-    from maxsep.lab.detection import pick_device
+    from maxsep.lab.detection import pick_device, read_outliers
     from maxsep.lab.engine import evaluate, load_run
     from maxsep.lab.report.comparison import Method
 
@@ -50,7 +50,8 @@ def command(
     outliers = _named(ood or [], result.spec.dataset, data)
     if download:
         _fetch([result.spec.dataset, *outliers], data)
-    _read(outliers, result.spec.dataset, data)
+    for name in outliers:  # an empty folder is an error before anything is computed
+        read_outliers(name, data, result.spec.dataset, result.preprocessing["shape"])
     if (run / "weights.safetensors").is_file():
         metrics = evaluate(run, data, device=str(pick_device(device)))
     else:
@@ -100,14 +101,6 @@ def _named(ood: list[str], dataset: str, data: Path | None) -> tuple[str, ...]:
     for name in names:
         check_outliers(name, dataset)
     return names
-
-
-def _read(outliers: tuple[str, ...], dataset: str, data: Path | None) -> None:
-    """Read every set once, so that an empty folder is an error before anything is computed."""
-    from maxsep.lab.data import load_outliers
-
-    for name in outliers:
-        load_outliers(name, data, like=dataset, unreadable={})
 
 
 def _detect(

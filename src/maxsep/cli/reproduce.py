@@ -71,10 +71,7 @@ def command(
         return
     grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
     if jobs > 1:
-        same = arguments(context, ("jobs", "report", "out", "as_json"))
-        status = side_by_side(jobs, ["reproduce", *same, "--no-report"], quiet=as_json)
-        _finish(specs, runs, out, report, as_json)
-        raise typer.Exit(status)
+        raise typer.Exit(_share(context, jobs, specs, runs, out, report, as_json))
     show: dict[str, Any] = {} if as_json else {"on_event": events(shared=SHARED in os.environ)}
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
@@ -106,11 +103,15 @@ def _tell(summary: Summary, page: Path | None, as_json: bool) -> None:
         typer.echo(f"report: {page}")
 
 
-def _finish(specs: Any, runs: Path, out: Path | None, report: bool, as_json: bool) -> None:
-    """Say how far several processes came together, and write the report."""
+def _share(
+    context: typer.Context, jobs: int, specs: Any, runs: Path, out: Path | None, report: bool, as_json: bool
+) -> int:
+    """Let several processes share the runs, say how far they came together, and write the report."""
     from maxsep.lab import grid
     from maxsep.lab.report import render
 
+    same = arguments(context, ("jobs", "report", "out", "as_json"))
+    status = side_by_side(jobs, ["reproduce", *same, "--no-report"], quiet=as_json)
     planned = grid.plan(specs, runs=runs)
     done = sum(run.state == "finished" for run in planned)
     page = render(runs, out or runs / "report") if report and done else None
@@ -120,3 +121,4 @@ def _finish(specs: Any, runs: Path, out: Path | None, report: bool, as_json: boo
         typer.echo(json.dumps(told | {"report": None if page is None else str(page)}))
     else:
         typer.echo(f"{done} of {len(planned)} runs are there" + ("" if page is None else f"\nreport: {page}"))
+    return status

@@ -33,10 +33,7 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
             raise ValueError(f"the size was given twice, in {given!r} and as --size {size}. Leave one of them out.")
         address = f"{address}?size={size}"
     path, _ = parse_address(address)
-    try:
-        folder = find_folder(path, root)
-    except FileNotFoundError:
-        folder = Path(path)
+    folder = _folder(address, root)
     if not folder.is_dir():
         raise ValueError(
             f"{path!r} is neither a known dataset ({', '.join(NAMES)}) nor a folder. Give a folder with one "
@@ -55,7 +52,7 @@ def describe_test(dataset: str) -> str:
         return "a third of every class, set aside by a fixed seed"
     if not dataset.startswith(FOLDER):
         return "the dataset's own"
-    own = own_test(_folder(dataset))
+    own = own_test(_folder(dataset.removeprefix(FOLDER)))
     return "a fifth of every class, set aside by a fixed seed" if own is None else f"those of {own}"
 
 
@@ -67,14 +64,14 @@ def given_counts(dataset: str) -> list[int] | None:
     if not dataset.startswith(FOLDER):
         return None
     try:
-        return train_counts(_folder(dataset))
+        return train_counts(_folder(dataset.removeprefix(FOLDER)))
     except (OSError, ValueError):
         return None
 
 
-def _folder(dataset: str) -> Path:
-    path, _ = parse_address(dataset.removeprefix(FOLDER))
+def _folder(address: str, root: str | Path | None = None) -> Path:
+    path, _ = parse_address(address)
     try:
-        return find_folder(path, None)
+        return find_folder(path, root)
     except FileNotFoundError:
         return Path(path)

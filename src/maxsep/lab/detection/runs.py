@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,18 +237,32 @@ def _pipeline(folder: str | Path, told: dict[str, Any], device: torch.device) ->
 
 
 def _measured(name: str, judge: _Judge, spec: RunSpec, data: Data, root: str | Path | None) -> dict[str, Any]:
-    images, unreadable = _load_outliers(name, _text(root), data.name, data.test.shape)
+    images, unreadable = read_outliers(name, root, data.name, data.test.shape)
     if spec.max_test is not None:
         images = images.subset(limit(images.labels, spec.max_test, spec.subset_seed))
     told = {"origin": origin(name, root, like=data.name)} | judge.measure(images)
     return told | {"unreadable": [{"path": path, "reason": reason} for path, reason in unreadable]}
 
 
-@functools.lru_cache(maxsize=3)
-def _load_outliers(
+def read_outliers(
+    name: str, root: str | Path | None, like: str, shape: Sequence[int]
+) -> tuple[ImageSet, tuple[tuple[str, str], ...]]:
+    """Read outliers, and say by path why files of a folder were left out; the last few sets are kept.
+
+    Args:
+        name: As in `load_outliers`.
+        root: Folder of the datasets; by default $MAXSEP_DATA.
+        like: The dataset that they are outside of.
+        shape: (channels, height, width) of its images.
+    """
+    channels, height, width = shape
+    return _read_outliers(name, _text(root), like, (channels, height, width))
+
+
+@functools.lru_cache(maxsize=3)  # the runs of a recipe share them
+def _read_outliers(
     name: str, root: str | None, like: str, shape: tuple[int, int, int]
 ) -> tuple[ImageSet, tuple[tuple[str, str], ...]]:
-    """Load outliers, which the runs of a recipe share, and say by path why files of a folder were left out."""
     unreadable: dict[Path, ValueError] = {}
     images = load_outliers(name, root, like=like, shape=shape, unreadable=unreadable)
     return images, tuple((str(path), str(error)) for path, error in unreadable.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from maxsep.lab import recipes
@@ -29,7 +28,7 @@ def runtime_section(settings: Sequence[Setting], timings: Sequence[Mapping[str, 
     """Tabulate images per second in training (from run records) and at inference (from timings)."""
     timed = [setting for setting in settings if setting.spec.network not in _TOO_SMALL]
     alone = [setting for setting in timed if is_timing(setting)]
-    training = _training(alone) if alone else _unlike(_first_splits(timed))
+    training = _training(alone or _first_splits(timed), comparable=bool(alone))
     tables = [table for table in (training, _inference(timings)) if table is not None]
     if not tables:
         return None
@@ -56,20 +55,15 @@ def speeds(entry: Entry) -> dict[int, float]:
     return {seed: float(speed) for seed, speed in found.items() if speed}
 
 
-def _unlike(settings: Sequence[Setting]) -> Table | None:
-    """Tabulate the speeds of runs that were not made to be timed, which nothing can be concluded from."""
-    table = _training(settings)
-    if table is None:
-        return None
-    rows = tuple(Row(row.cells[:-1], row.group) for row in table.rows)
-    caption = (
-        "From the run records. These runs shared the machine with others or did not, so their speeds say nothing about "
-        "heads, and no difference is given; reproduce runtime makes runs that can be compared."
-    )
-    return replace(table, columns=table.columns[:-1], rows=rows, caption=caption)
+_COMPARED = "From the run records. In colour: what is still more than noise after correction."
+_UNLIKE = (
+    "From the run records. These runs shared the machine with others or did not, so their speeds say nothing about "
+    "heads, and no difference is given; reproduce runtime makes runs that can be compared."
+)
 
 
-def _training(settings: Sequence[Setting]) -> Table | None:
+def _training(settings: Sequence[Setting], comparable: bool) -> Table | None:
+    """Tabulate the speeds of training; only runs that were made to be timed can be compared."""
     found: list[tuple[str, str, Summary, Comparison | None]] = []
     block: list[tuple[str, str, Summary, Comparison | None]]
     for setting in settings:
@@ -78,7 +72,7 @@ def _training(settings: Sequence[Setting]) -> Table | None:
         for method, entry in setting.entries.items():
             values = speeds(entry)
             if method.head in _HEADS and values and plain:
-                relative = None if method.head == "plain" else _relative(values, plain)
+                relative = _relative(values, plain) if comparable and method.head != "plain" else None
                 label = "" if block else setting.label
                 block.append((label, method.full_label, summarise(list(values.values())), relative))
         found += block if len(block) > 1 else []
@@ -86,12 +80,11 @@ def _training(settings: Sequence[Setting]) -> Table | None:
         return None
     corrected = adjust([comparison for *_, comparison in found])
     rows = [
-        Row((Cell(name), _speed(summary), gain(comparison, 100, 1)), label)
+        Row((Cell(name), _speed(summary), *([gain(comparison, 100, 1)] if comparable else [])), label)
         for (label, name, summary, _), comparison in zip(found, corrected, strict=True)
     ]
-    columns = ("head", "images per second", "difference to plain, %")
-    caption = "From the run records. In colour: what is still more than noise after correction."
-    return Table("training-speed", "Training", columns, tuple(rows), caption)
+    columns = ("head", "images per second", *(["difference to plain, %"] if comparable else []))
+    return Table("training-speed", "Training", columns, tuple(rows), _COMPARED if comparable else _UNLIKE)
 
 
 def _relative(values: Mapping[int, float], plain: Mapping[int, float]) -> Comparison | None:
