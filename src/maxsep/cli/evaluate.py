@@ -119,12 +119,13 @@ def _detect(
 
 def _draw(found: dict[str, Any], folder: Path, head: str) -> list[Path]:
     """Write a histogram of the negative energy for each set of outliers."""
+    from maxsep.lab.data import FOLDER
     from maxsep.lab.report.outliers_figures import energy_figure
 
     files: list[Path] = []
     folder.mkdir(parents=True, exist_ok=True)
     for name, told in found["sets"].items():
-        last = name.removeprefix("folder:").rstrip("/").split("/")[-1]
+        last = name.removeprefix(FOLDER).rstrip("/").split("/")[-1]
         label = "".join(c if c.isalnum() or c in "+-_" else "-" for c in last)
         if folder / f"energy-{label}.svg" in files:  # folders of one name
             label = f"{label}-{len(files) + 1}"

@@ -10,14 +10,13 @@ import typer
 
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RATES, RunSpec
 
 if TYPE_CHECKING:
     from maxsep.lab.engine import RunResult
 
 EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
 _DEFAULT = RunSpec()
-_OF_ADAMW = 1e-3
 
 
 def command(
@@ -44,7 +43,7 @@ def command(
     batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
     learning_rate: Annotated[
-        float | None, typer.Option(help=f"By default {_DEFAULT.learning_rate:g} for sgd, {_OF_ADAMW:g} for adamw.")
+        float | None, typer.Option(help=f"By default {RATES['sgd']:g} for sgd, {RATES['adamw']:g} for adamw.")
     ] = None,
     momentum: Annotated[float | None, typer.Option(help=f"Of sgd; by default {_DEFAULT.momentum:g}.")] = None,
     nesterov: Annotated[bool | None, typer.Option("--nesterov/--no-nesterov", help="Of sgd.")] = None,
@@ -83,7 +82,7 @@ def _of_optimiser(name: str, rate: float | None, momentum: float | None, nestero
     """Fill in what was not given; momentum is none of AdamW's numbers, and to want no Nesterov is what it does."""
     if name == "adamw" and (momentum is not None or nesterov):
         raise ValueError("adamw has no --momentum and no --nesterov. Leave them out, or use --optimiser sgd.")
-    usual = _OF_ADAMW if name == "adamw" else _DEFAULT.learning_rate
+    usual = RATES.get(name, _DEFAULT.learning_rate)
     given = {"momentum": momentum, "nesterov": nesterov}
     return {"learning_rate": usual if rate is None else rate} | {k: v for k, v in given.items() if v is not None}
 

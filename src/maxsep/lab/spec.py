@@ -11,6 +11,8 @@ from typing import Any
 
 SAMPLERS = ("instance", "class_balanced")
 BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
+RATES = {"sgd": 0.1, "adamw": 1e-3}
+"""The learning rate of each optimiser where a user names none."""
 _SHARED = (
     *("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test"),
     *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),

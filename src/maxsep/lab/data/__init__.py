@@ -8,8 +8,8 @@ from maxsep.lab.data.augment import Augmentation, augmentation
 from maxsep.lab.data.cifar import load_cifar
 from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
-from maxsep.lab.data.folder import load_folder, parse_address
-from maxsep.lab.data.given import FOLDER, NAMES, describe_test, name_data
+from maxsep.lab.data.folder import FOLDER, load_folder, parse_address
+from maxsep.lab.data.given import NAMES, describe_test, name_data
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices

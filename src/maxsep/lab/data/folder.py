@@ -13,6 +13,8 @@ from maxsep.lab.data.split import hold_out
 
 Unreadable = dict[Path, ValueError]
 """Files that were left out, and why; the reason is a sentence that names the file."""
+FOLDER = "folder:"
+"""What a folder's path has before it where names of datasets are expected."""
 SIZE = 32
 TEST_FRACTION = 0.2
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maxsep.lab.data.folder import own_test, parse_address, train_counts
+from maxsep.lab.data.folder import FOLDER, own_test, parse_address, train_counts
 from maxsep.lab.data.locations import find_folder
 
 NAMES = ("digits", "cifar10", "cifar100", "svhn")
 """Datasets that are known by name."""
-FOLDER = "folder:"
 
 
 def name_data(given: str, root: str | Path | None = None, size: int | None = None) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maxsep.lab.data import sources
 from maxsep.lab.data.cifar import load_cifar
-from maxsep.lab.data.folder import Unreadable, parse_address, read_images
+from maxsep.lab.data.folder import FOLDER, Unreadable, parse_address, read_images
 from maxsep.lab.data.imageset import ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.open_set import keep_classes, parse_open_set
@@ -26,7 +26,6 @@ PLACES = 10_000
 """Images of Places that are taken, by a fixed seed, if there are more."""
 ORIGIN = "ORIGIN.txt"
 """A line in a dataset's folder that says what its images are, where they are not the official ones."""
-_FOLDER = "folder:"
 _TEXT = {"cifar10": "CIFAR-10 test", "cifar100": "CIFAR-100 test"}
 
 
@@ -37,12 +36,12 @@ def name_outliers(given: str, root: str | Path | None = None) -> str:
     >>> name_outliers("svhn"), name_outliers(tempfile.gettempdir()).startswith("folder:")
     ('svhn', True)
     """
-    if given in OUTLIERS or given.startswith(_FOLDER):
+    if given in OUTLIERS or given.startswith(FOLDER):
         return given
     path, _ = parse_address(given)
     with contextlib.suppress(FileNotFoundError):
         if find_folder(path, root).is_dir():
-            return f"{_FOLDER}{given}"
+            return f"{FOLDER}{given}"
     raise ValueError(
         f"{given!r} is neither a folder nor a known set of outliers.{_nearest(given)} Known: {', '.join(OUTLIERS)}. "
         "Give one of these, or the path of a folder of images."
@@ -63,10 +62,10 @@ def check_outliers(name: str, like: str = "") -> None:
         ...
     ValueError: svhn cannot be outliers of itself. Choose another set, or folder:PATH.
     """
-    if name.startswith(_FOLDER):
-        parse_address(name.removeprefix(_FOLDER))
+    if name.startswith(FOLDER):
+        parse_address(name.removeprefix(FOLDER))
     elif name not in OUTLIERS:
-        raise ValueError(f"unknown outliers {name!r}.{_nearest(name)} Known: {', '.join(OUTLIERS)}, {_FOLDER}PATH.")
+        raise ValueError(f"unknown outliers {name!r}.{_nearest(name)} Known: {', '.join(OUTLIERS)}, {FOLDER}PATH.")
     elif name == like:
         raise ValueError(f"{name} cannot be outliers of itself. Choose another set, or folder:PATH.")
     elif name in UNKNOWN:
@@ -131,12 +130,12 @@ def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
         return _told(root, "svhn") or ("SVHN test" if _is_official(root) else "SVHN test, not the official file")
     if name == "places":
         return _told(root, "places365") or _told_by_array(root) or _places(root)
-    return _TEXT.get(name, name.removeprefix(_FOLDER))
+    return _TEXT.get(name, name.removeprefix(FOLDER))
 
 
 def _load(name: str, root: str | Path | None, like: str, size: int, unreadable: Unreadable | None) -> Tensor:
-    if name.startswith(_FOLDER):
-        path, _ = parse_address(name.removeprefix(_FOLDER))
+    if name.startswith(FOLDER):
+        path, _ = parse_address(name.removeprefix(FOLDER))
         return read_images(find_folder(path, root), size, unreadable=unreadable)
     base = data_root(name, root)
     if name == "places":

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 
 from maxsep.lab.engine.names import check_names
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RATES, RunSpec
 
 RADII = (1.0, 0.1)
 """The paper's: 1 leaves the scale of the logits as it is, 0.1 is that of its long-tailed ResNets."""
 LOSSES = ("cross_entropy", "logit_adjusted", "balanced_softmax", "label_aware_smoothing")
 """Losses for logits of any size, which every head here gives."""
-RATES = {"sgd": 0.1, "adamw": 1e-3}
-"""The learning rate of each optimiser, unless another is asked for."""
 _UPRIGHT = ("digits", "svhn")
 """Numbers, whose mirror images are none."""
 
