@@ -204,6 +204,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return log sum exp(logits), the negative energy, (n,): higher is more like the training data.
 
+        Pitfall: it sees what lies between the classes, not what lies far beyond them, where logits grow with distance.
         `maxsep.detect.threshold_at_tpr` makes a threshold for "unknown" of the scores of held-out samples.
         """
         scores: NDArray[np.float64] = energy(self._logits(X)).numpy()
@@ -212,7 +213,8 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     def fold(self) -> nn.Module:
         """Return plain torch layers with the logits of `module_`: raw features in, one column for each of classes_.
 
-        Pitfall: the standardisation is a BatchNorm1d. Leave the module in evaluation mode, as it is returned.
+        Pitfall: it computes in the precision of the training data, float64 unless X was float32; `.float()` changes
+        that. The standardisation is a BatchNorm1d: leave the module in evaluation mode, as it is returned.
         """
         check_is_fitted(self)
         return fold(self.module_)

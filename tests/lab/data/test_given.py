@@ -88,3 +88,8 @@ def test_what_cannot_be_counted_has_no_counts(tmp_path, monkeypatch):
     assert given_counts(f"folder:{tmp_path}") is None
     monkeypatch.setenv("MAXSEP_DATA", str(tmp_path))
     assert given_counts("folder:nowhere") is None
+
+
+def test_a_folder_without_classes_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="needs at least two class folders with images in them"):
+        name_data(str(tmp_path))

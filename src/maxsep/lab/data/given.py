@@ -38,6 +38,7 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
             f"{path!r} is neither a known dataset ({', '.join(NAMES)}) nor a folder. Give a folder with one "
             "sub-folder per class."
         )
+    train_counts(folder)  # what has no classes is refused before anything is planned for it
     return f"{FOLDER}{folder}{address.removeprefix(path)}"
 
 
