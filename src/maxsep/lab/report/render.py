@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsep.lab.data.open_set import parse_open_set
-from maxsep.lab.report import fisher, openset, outliers, provenance, sections, vectors
+from maxsep.lab.report import features, fisher, openset, outliers, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
 from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
@@ -81,7 +81,7 @@ def build(
         vectors.geometry_section(closed),
         outliers.outliers_section(test),
         openset.openset_section(test),
-        openset.features_section(test),
+        features.features_section(test),
         sections.curves_section(closed),
         runtime_section([s for s in settings if s.spec.validation == 0], collection.timings),
     )
