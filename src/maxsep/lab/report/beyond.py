@@ -9,6 +9,7 @@ from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.recipes.recipe import canonical, validation_metric
 from maxsep.lab.report.comparison import Entry, Method, Setting, dataset_label
 from maxsep.lab.report.model import Section
+from maxsep.lab.report.statistics import highest
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, percent, signed
 from maxsep.lab.spec import RunSpec
 
@@ -108,8 +109,7 @@ def _block(title: str, found: Sequence[tuple[Setting, Entry]]) -> list[Row]:
     spec = found[0][0].spec
     group = _title(title, spec, found[0][1])
     rows = _published(spec) if spec.network == "resnet32" and spec.imbalance == 0.01 else []
-    means = [s.mean for _, entry in found if (s := entry.summary()) is not None]
-    best = max(means) if len(means) > 1 else None
+    best = highest(entry.summary() for _, entry in found)
     # weak augmentation first; within it the recipe's own decay, and no mixing, before the others
     ordered = sorted(found, key=lambda pair: (len(pair[0].spec.augmentation), *_distance(pair[0].spec)))
     rows += [_row(setting, entry, best) for setting, entry in ordered]
