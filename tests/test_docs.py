@@ -247,6 +247,16 @@ def test_what_the_page_says_about_the_error_of_an_auroc():
     assert [f"{100 * error**0.5:.1f}" for error in (min(errors), max(errors))] == ["0.2", "0.3"]
 
 
+def test_what_the_page_says_about_the_step_of_mahalanobis_is_in_the_records():
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    told = [json.loads(path.read_text()) for path in (ROOT / "results/runs").glob("cifar100-wrn40_2-*/detection.json")]
+    assert {each["mahalanobis"]["chosen"] for each in told} == {0.0}
+    found = {each["run"].split("-s1-")[0]: each["sets"] for each in told}
+    for outliers, sentence in (("svhn", "at {} with the plain head and {} with"), ("places", "Places at {} and {}")):
+        runs = (found[f"cifar100-wrn40_2-{head}"] for head in ("plain", "maxsep"))
+        assert sentence.format(*(f"{100 * run[outliers]['sweep']['0.01']['auroc']:.2f}" for run in runs)) in text
+
+
 def test_every_cell_of_the_papers_network_is_run_and_above_the_papers_best(script):
     rows = [row.strip("| ").split(" | ") for row in script["cells"]().splitlines()[2:]]
     assert len(rows) == 8
