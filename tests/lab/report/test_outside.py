@@ -7,7 +7,7 @@ import pytest
 
 from maxsep.lab import recipes
 from maxsep.lab.data.open_set import parse_open_set
-from maxsep.lab.report import render
+from maxsep.lab.report import outliers_figures, render
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.features import features_section
@@ -217,6 +217,24 @@ def test_features_have_four_panels_and_two_curves_for_each_head(settings):
     assert plane.svg.count(">unknown<") == 1, "one legend for all panels"
     assert "maxsep ends at" in norms.caption
     assert "plain, unknown" in norms.svg
+
+
+def test_panels_that_are_compared_have_one_scale(settings, monkeypatch):
+    limits, shown = [], []
+    keep, finish = outliers_figures._scatter, outliers_figures.finish
+    monkeypatch.setattr(outliers_figures, "_scatter", lambda *given: limits.append(given[-1]) or keep(*given))
+    monkeypatch.setattr(
+        outliers_figures,
+        "finish",
+        lambda figure, *told: shown.append([axes.get_xlim() for axes in figure.axes]) or finish(figure, *told),
+    )
+    features_section(settings)
+    assert len(limits) == 4
+    assert len(set(limits)) == 1  # heads and epochs
+    shown.clear()
+    outliers_section(settings)
+    assert shown
+    assert all(len(set(each)) == 1 for each in shown)
 
 
 def test_open_sets_are_in_no_table_of_accuracies(page):
