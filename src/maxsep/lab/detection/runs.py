@@ -216,9 +216,8 @@ class _Judge:
         if self.distances is not None:
             found |= self.distances.named(steps)
         if self.wish.odin:
-            odin = ODIN(self.pipeline.network, std=self.std)
-            batches = torch.split(images.images, BATCH)
-            found["odin"] = torch.cat([odin.score(self.pipeline.normalise(batch)) for batch in batches])
+            batches = map(self.pipeline.normalise, torch.split(images.images, BATCH))
+            found["odin"] = ODIN(self.pipeline.network, std=self.std).score(batches)
         return found, steps, outputs.logits
 
 
