@@ -38,6 +38,18 @@ def test_a_record_without_weights_tells_its_stored_numbers(invoke, run, tmp_path
     assert json.loads(found.stdout)["top1"] == run["metrics"]["top1"]
 
 
+@pytest.mark.parametrize(("scale", "shown"), [({}, "unknown: this record has"), ({"softmax_scale": 30.0}, "12.00%")])
+def test_a_record_of_bare_cosines_has_no_calibration_error(invoke, run, tmp_path, scale, shown):
+    shutil.copy(Path(run["run"]) / "metrics.jsonl", tmp_path)
+    told = json.loads((Path(run["run"]) / "result.json").read_text())
+    told["spec"] |= {"loss": "ldam", "head": "cosine"}
+    del told["metrics"]["softmax_scale"]
+    told["metrics"] |= {"ece": 0.12, **scale}
+    (tmp_path / "result.json").write_text(json.dumps(told))
+    assert f"calibration error {shown}" in invoke("evaluate", tmp_path).stdout
+    assert json.loads(invoke("evaluate", tmp_path, "--json").stdout)["ece"] == (0.12 if scale else None)
+
+
 def test_evaluate_tells_outliers_in_a_table_and_a_histogram(call, run, pictures, tmp_path):
     told = call("evaluate", run["run"], "--ood", pictures, "--out", tmp_path / "new", "--device", "cpu")
     assert f"outliers: {pictures}" in told

@@ -44,6 +44,7 @@ def command(
     """Evaluate a run's weights: accuracy, top-5, loss, calibration error, accuracy of every class; and outliers."""
     from maxsep.lab.detection import pick_device, read_outliers
     from maxsep.lab.engine import evaluate, load_run
+    from maxsep.lab.engine.evaluation import known_ece
     from maxsep.lab.report.comparison import Method
 
     result = load_run(run)
@@ -55,7 +56,7 @@ def command(
     if (run / "weights.safetensors").is_file():
         metrics = evaluate(run, data, device=str(pick_device(device)))
     else:
-        metrics = result.metrics
+        metrics = result.metrics | {"ece": known_ece(result.spec, result.metrics)}
         typer.echo(
             f"{run} was kept without its weights, so nothing is computed again: these are the numbers stored when "
             "it was trained.",
@@ -78,7 +79,8 @@ def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
     typer.echo(
         f"  top-1 {metrics['top1']:.2%}   top-5 {metrics['top5']:.2%}   mean over classes {metrics['balanced']:.2%}"
     )
-    typer.echo(f"  loss {metrics['loss']:.4f}   calibration error {metrics['ece']:.2%}")
+    ece = "unknown: this record has that of unscaled logits" if metrics["ece"] is None else f"{metrics['ece']:.2%}"
+    typer.echo(f"  loss {metrics['loss']:.4f}   calibration error {ece}")
     for name, count, accuracy in zip(names, counts, metrics["per_class"], strict=True):
         told = "no test images" if accuracy is None else f"{accuracy:7.2%}"
         typer.echo(f"  {name!s:>16}  {told}  ({count} training images)")

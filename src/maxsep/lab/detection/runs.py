@@ -105,11 +105,13 @@ def detect(
     place = pick_device(device)
     data = _data(RunSpec(**{name: getattr(run.spec, name) for name in _DATA}), _text(data_root))
     with _full_precision():
-        judge = _Judge(_pipeline(folder, run.preprocessing, place), data, wish, run.preprocessing, place, tell)
+        pipeline, scale = _pipeline(folder, run.preprocessing, place), run.spec.softmax_scale
+        judge = _Judge(pipeline, data, wish, run.preprocessing, scale, tell)
         sets = {name: _measured(name, judge, run.spec, data, data_root) for name in wish.sets(data.name)}
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run.spec.name,
+        "softmax_scale": run.spec.softmax_scale,
         "in_distribution": {"dataset": data.name, "count": len(data.test), "top1": judge.top1},
         "positive": "id",
         "conventions": CONVENTIONS,
@@ -125,7 +127,7 @@ def ensure_detection(
 ) -> bool:
     """Write `detection.json` into a run's folder unless it is there and holds all that is wished.
 
-    Sets that it holds already stay in it.
+    Sets that it holds already stay in it, unless they were scored with another `softmax_scale`.
 
     Returns:
         Whether something was computed.
@@ -135,11 +137,11 @@ def ensure_detection(
     """
     path = Path(folder) / FILE
     with RunFolder(path.parent).lock():
-        before = read_detection(folder)
-        if before is not None and covers(before, wish):
+        before, scale = read_detection(folder), load_run(folder).spec.softmax_scale
+        if before is not None and covers(before, wish, scale):
             return False
         record = detect(folder, wish, data_root=data_root, device=device)
-        if before is not None and before.get("run") == record["run"]:
+        if before is not None and before.get("run") == record["run"] and _scale(before) == scale:
             record["sets"] = before["sets"] | record["sets"]
         replace_file(path, (json.dumps(record) + "\n").encode())
     return True
@@ -155,8 +157,10 @@ def read_detection(folder: str | Path) -> dict[str, Any] | None:
         return None
 
 
-def covers(record: Mapping[str, Any], wish: Wish) -> bool:
-    """Whether a record holds every set, score and draw that is wished."""
+def covers(record: Mapping[str, Any], wish: Wish, softmax_scale: float = 1.0) -> bool:
+    """Whether a record holds every set, score and draw that is wished, of logits scaled as the run's loss does it."""
+    if _scale(record) != softmax_scale:
+        return False
     try:
         for name in wish.sets(record["in_distribution"]["dataset"]):
             found = record["sets"][name]["scores"]
@@ -170,6 +174,11 @@ def covers(record: Mapping[str, Any], wish: Wish) -> bool:
     return set(wish.magnitudes) <= set(tried)
 
 
+def _scale(record: Mapping[str, Any]) -> object:
+    """A record that does not say it took the logits as they are."""
+    return record.get("softmax_scale", 1.0)
+
+
 class _Judge:
     """One network, its in-distribution scores, and the measures of any outliers against them."""
 
@@ -179,10 +188,11 @@ class _Judge:
         data: Data,
         wish: Wish,
         told: dict[str, Any],
-        device: torch.device,
+        softmax_scale: float,
         tell: Callable[[str], None],
     ) -> None:
-        self.pipeline, self.wish, self.device, self.tell = pipeline, wish, device, tell
+        self.pipeline, self.wish, self.softmax_scale, self.tell = pipeline, wish, softmax_scale, tell
+        self.device = device = pipeline.scale.device
         mean, self.std = (torch.tensor(told[name], device=device) for name in ("mean", "std"))
         self.distances: Distances | None = None
         if wish.mahalanobis:
@@ -211,12 +221,13 @@ class _Judge:
     def _scores(self, images: ImageSet) -> tuple[dict[str, Tensor], dict[float, Tensor], Tensor]:
         """Score images: by name, at every input step, and the logits."""
         outputs = predict(self.pipeline, images)
-        found = logit_scores(outputs.logits)
+        found = logit_scores(outputs.logits, self.softmax_scale)
         steps = {} if self.distances is None else self.distances.scores(images.images, outputs.features)
         if self.distances is not None:
             found |= self.distances.named(steps)
         if self.wish.odin:
             odin = ODIN(self.pipeline.network, std=self.std)
+            odin.temperature /= self.softmax_scale  # softmax(scale * logits / T)
             batches = torch.split(images.images, BATCH)
             found["odin"] = torch.cat([odin.score(self.pipeline.normalise(batch)) for batch in batches])
         return found, steps, outputs.logits

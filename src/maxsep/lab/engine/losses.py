@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import LDAM_SCALE, RunSpec
 from maxsep.losses import (
     BalancedSoftmaxLoss,
     LabelAwareSmoothingLoss,
@@ -106,7 +106,7 @@ def _ldam(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
         _reweighting(spec)
         own = tuple((key, value) for key, value in spec.loss_options if key not in deferred)
         spec = spec.replace(loss_options=own)
-    return LDAMLoss(class_counts, **_take(spec, max_margin=0.5, scale=30.0))
+    return LDAMLoss(class_counts, **_take(spec, max_margin=0.5, scale=LDAM_SCALE))
 
 
 def _logit_adjusted(spec: RunSpec, class_counts: Sequence[int]) -> Loss:

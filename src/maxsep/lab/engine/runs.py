@@ -109,7 +109,7 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
         device: Where to compute.
 
     Returns:
-        `top1`, `top5`, `loss`, `ece`, `balanced`, `per_class` and `angular_fisher`.
+        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `angular_fisher`.
     """
     network, spec = load_model(folder)
     data = prepare(spec, data_root)
@@ -120,4 +120,5 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
     reweight(loss, spec, data.train.class_counts, spec.epochs - 1)
-    return measure(outputs, loss) | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}
+    metrics = measure(outputs, loss, spec.softmax_scale)
+    return metrics | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}
