@@ -60,6 +60,49 @@ def test_evaluate_tells_outliers_in_a_table_and_a_histogram(call, run, pictures,
     assert "mean gap" in svg.read_text()
 
 
+@pytest.fixture(scope="module", params=["safetensors", "onnx"])
+def exported(request, call, run, tmp_path_factory):
+    """The run as a folder to give away."""
+    folder = tmp_path_factory.mktemp("exported") / request.param
+    call("export", run["run"], "--out", folder, "--format", request.param)
+    return folder
+
+
+def test_an_export_tells_what_its_run_tells(invoke, call, run, exported, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(exported.iterdir())
+    theirs = invoke("evaluate", exported, "--ood", pictures)
+    assert theirs.exit_code == 0, theirs.exception
+    ours = call("evaluate", run["run"], "--ood", pictures, "--no-mahalanobis", "--out", tmp_path / "run")
+    ours = [line for line in ours.splitlines() if not line.startswith("maxsep: ")]
+    told = theirs.stdout.splitlines()
+    assert len(told) == len(ours)
+    for one, other in zip(told, ours, strict=True):
+        assert one.split("histogram:")[0] == other.split("histogram:")[0]
+    assert "maxsep: Mahalanobis is left out: it needs features, and an export gives logits" in theirs.stderr
+    (svg,) = tmp_path.glob("*.svg")
+    assert f"histogram: {svg.name}" in theirs.stdout
+    assert sorted(exported.iterdir()) == before, "nothing is added to what is given away"
+    call("predict", exported, pictures)
+
+
+def test_an_export_as_json(call, run, exported, pictures, tmp_path):
+    told = json.loads(call("evaluate", exported, "--ood", pictures, "--out", tmp_path, "--json"))
+    assert told["top1"] == pytest.approx(run["metrics"]["top1"], abs=1e-9)
+    (found,) = told["detection"]["sets"].values()
+    assert found["count"] == 6
+    assert "mahalanobis" not in found["scores"]
+    assert json.loads(call("evaluate", exported, "--dataset", "digits", "--json"))["ece"] == told["ece"]
+
+
+def test_the_data_of_an_export_are_asked_for(run, exported, refuse):
+    told = refuse("evaluate", exported, "--dataset", "nowhere")
+    assert "'nowhere' is neither a known dataset" in told
+    assert "--dataset is for exports, got 'digits'" in refuse("evaluate", run["run"], "--dataset", "digits")
+    assert "unknown device 'tpu'" in refuse("evaluate", exported, "--device", "tpu")
+    assert "neither a folder nor a known set of outliers" in refuse("evaluate", exported, "--ood", "nowhere")
+
+
 def test_what_takes_long_is_told_and_may_be_left_out(invoke, run, pictures, tmp_path):
     found = invoke("evaluate", run["run"], "--ood", pictures, "--out", tmp_path)
     assert re.search(r"maxsep: fitting Mahalanobis on [\d,]+ training images", found.stderr)

@@ -93,6 +93,18 @@ def reweight(loss: Loss, spec: RunSpec, class_counts: Sequence[int], epoch: int)
         loss.reweight(effective_number_weights(class_counts, beta, dtype=torch.float64) if due else None)
 
 
+def last_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
+    """Build the spec's loss as its last epoch has it, by which finished runs are judged.
+
+    >>> spec = RunSpec(loss="ldam", loss_options=(("reweight", "effective"),))
+    >>> last_loss(spec, [500, 5]).weight.round(decimals=3).tolist()
+    [0.02, 1.98]
+    """
+    loss = build_loss(spec, class_counts)
+    reweight(loss, spec, class_counts, spec.epochs - 1)
+    return loss
+
+
 def _reweighting(spec: RunSpec) -> dict[str, Any]:
     chosen = {"reweight": "effective", "reweight_from": 0, "reweight_beta": 0.9999, **dict(spec.loss_options)}
     if chosen["reweight"] != "effective":

@@ -75,6 +75,12 @@ class Classifier:
         return None if self.unknown is None else float(self.unknown["thresholds"][score])
 
 
+def is_export(folder: str | Path) -> bool:
+    """Whether a folder holds what `export` wrote, and no run; only its names are looked at."""
+    folder = Path(folder)
+    return (folder / DESCRIPTION).is_file() and not (folder / "result.json").is_file()
+
+
 def open_classifier(folder: str | Path, device: str = "auto") -> Classifier:
     """Open a finished run, or what `export` made of one.
 
