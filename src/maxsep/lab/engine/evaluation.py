@@ -88,7 +88,7 @@ def measure(outputs: Outputs, loss: Loss, softmax_scale: float = 1.0) -> dict[st
 
 
 def known_ece(spec: RunSpec, metrics: Mapping[str, Any]) -> float | None:
-    """The calibration error of a stored record; None if it is not that of the probabilities which the loss trains.
+    """Give the calibration error of a record; None if it is not that of the probabilities which the loss trains.
 
     Records without `softmax_scale` are of the bare logits, which is right for every loss but `ldam`.
 
