@@ -225,7 +225,7 @@ def test_pictures_that_changed_are_not_compared_with_what_they_were(compare_fold
         (["--optimiser", "adam"], "unknown optimiser 'adam'"),
         (["--learning-rate", -1], "the learning rate must be a positive finite number, got -1"),
         (["--imbalance", 2], "imbalance must be a number in (0, 1]"),
-        (["--budget", "0"], "cannot read '0' as a time budget"),
+        (["--budget", "0s"], "a time budget must be more than zero, got '0s'. Write it like 25m"),
         (["--budget", "soon"], "cannot read 'soon' as a time budget"),
         (["--device", "tpu"], "unknown device 'tpu'. Known: auto, cpu, cuda"),
         (["cifar10", "--data", "nowhere"], "cifar10 is not in nowhere"),
