@@ -1,5 +1,6 @@
 """Folders of class folders: read in order, and nothing dropped silently."""
 
+import re
 import warnings
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsep.lab.data.folder import load_folder, parse_address
+from maxsep.lab.data.folder import load_folder, parse_address, train_counts
 
 
 def picture(path, colour=(10, 20, 30), size=(32, 32), mode="RGB"):
@@ -181,6 +182,28 @@ def test_split_layout_errors(tmp_path):
     (tmp_path / "val").rename(tmp_path / "extra")
     with pytest.raises(ValueError, match=r"but also extra/. Move or hide it"):
         load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        (["train"], "has train/ but no test/ or val/."),
+        (["test"], "has test/ but no train/."),
+        (["test", "val"], "has test/ and val/ but no train/."),
+        (["train", "valid"], "has train/ and valid/ but no test/ or val/."),
+        (["test", "training"], "has test/ and training/ but no train/."),
+    ],
+)
+def test_half_a_split_says_what_is_missing(tmp_path, there, told):
+    for split in there:
+        for name in ("a", "b"):
+            picture(tmp_path / split / name / "0.png")
+            picture(tmp_path / split / name / "1.png")
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path} {told} Add (or rename) it: train/ and one of test/ ")):
+        load_folder(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(f"Or name {tmp_path / there[0]} alone, then a fifth of every cla")):
+        train_counts(tmp_path)
+    assert load_folder(tmp_path / there[0]).train.classes == ("a", "b"), "what the message proposes works"
 
 
 @pytest.mark.parametrize("address", ["", "x?size=0", "x?size=4096"])

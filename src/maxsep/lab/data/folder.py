@@ -17,6 +17,8 @@ FOLDER = "folder:"
 """What a folder's path has before it where names of datasets are expected."""
 SIZE = 32
 TEST_FRACTION = 0.2
+SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
+"""Names of splits, of which train, test and val are understood; a folder with no others is not one of classes."""
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
 IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
 
@@ -77,12 +79,24 @@ def own_test(folder: Path) -> Path | None:
     parts = {path.name for path in _visible(folder) if path.is_dir()}
     tests = sorted(parts & {"test", "val"})
     if "train" not in parts or not tests:
+        _check_not_half(folder, parts)
         return None
     if len(tests) > 1:
         raise ValueError(f"{folder} has train/, test/ and val/. Hide one of the last two (rename val to .val).")
     if others := sorted(parts - {"train", *tests}):
         raise ValueError(f"{folder} has train/ and {tests[0]}/, but also {others[0]}/. Move or hide it.")
     return folder / tests[0]
+
+
+def _check_not_half(folder: Path, parts: set[str]) -> None:
+    """Refuse a folder that has splits and nothing else, but not those that belong together."""
+    if parts and parts <= SPLITS:
+        there = " and ".join(f"{name}/" for name in sorted(parts))
+        lacking = "test/ or val/" if "train" in parts else "train/"
+        raise ValueError(
+            f"{folder} has {there} but no {lacking}. Add (or rename) it: train/ and one of test/ and val/ hold the same "
+            f"class folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for testing."
+        )
 
 
 def train_counts(folder: Path) -> list[int]:
