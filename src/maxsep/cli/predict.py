@@ -51,8 +51,8 @@ def command(
             typer.echo(_line(answer, width, max(map(len, classifier.labels))))
     if as_json:
         problems = [{"path": item.path, "reason": item.reason} for item in missing]
-        answer = {"score": score, "threshold": limit, "predictions": told, "unreadable": problems}
-        typer.echo(json.dumps(answer | {"skipped": [str(path) for path in skipped]}))
+        found = {"score": score, "threshold": limit, "predictions": told, "unreadable": problems}
+        typer.echo(json.dumps(found | {"skipped": [str(path) for path in skipped]}))
     for item in missing:
         typer.echo(f"maxsep: {item.reason}", err=True)
     if missing:
