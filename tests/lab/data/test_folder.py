@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsep.lab.data.folder import load_folder, parse_address, train_counts
+from maxsep.lab.data.folder import files_mark, load_folder, parse_address, train_counts
 
 
 def picture(path, colour=(10, 20, 30), size=(32, 32), mode="RGB"):
@@ -105,6 +105,34 @@ def test_hidden_and_text_files_are_passed_over(tree):
         (tree / name).write_text("x")
     (tree / ".cache").mkdir()
     assert len(load_folder(tree).train) == 8
+
+
+def test_the_mark_of_files_is_that_of_names_and_sizes(tree):
+    mark = load_folder(tree).files
+    assert re.fullmatch("[0-9a-f]{12}", mark)
+    assert files_mark(tree) == mark
+    (tree / "cat" / "notes.txt").write_text("no picture")
+    (tree / "cat" / "0.png").touch()
+    moved = tree.rename(tree.with_name("moved"))
+    assert files_mark(moved) == mark
+    marks = {mark}
+    (moved / "cat" / "0.png").rename(moved / "cat" / "5.png")
+    marks.add(files_mark(moved))
+    (moved / "cat" / "5.png").rename(moved / "dog" / "5.png")
+    marks.add(files_mark(moved))
+    with (moved / "dog" / "5.png").open("ab") as file:
+        file.write(b"x")
+    marks.add(files_mark(moved))
+    assert len(marks) == 4, "another name, another class, another size"
+
+
+def test_the_mark_covers_both_splits(tmp_path):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            picture(tmp_path / split / name / "0.png")
+    mark = files_mark(tmp_path)
+    (tmp_path / "val" / "a" / "0.png").rename(tmp_path / "val" / "a" / "1.png")
+    assert files_mark(tmp_path) != mark
 
 
 def spoil(tree, case):

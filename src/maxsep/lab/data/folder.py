@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -59,16 +60,16 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
     name = f"folder:{folder}" if name is None else name
-    own = own_test(folder)
+    own, files = own_test(folder), files_mark(folder)
     if own is None:
-        return _split(name, _read_split(folder, size), folder)
+        return _split(name, _read_split(folder, size), folder, files)
     train, test = _read_split(folder / "train", size), _read_split(own, size)
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))[0]
         raise ValueError(
             f"class {odd!r} is only in one of {folder / 'train'} and {own}. Both must have the same class folders."
         )
-    return Data(name, train, test)
+    return Data(name, train, test, files=files)
 
 
 def own_test(folder: Path) -> Path | None:
@@ -94,8 +95,9 @@ def _check_not_half(folder: Path, parts: set[str]) -> None:
         there = " and ".join(f"{name}/" for name in sorted(parts))
         lacking = "test/ or val/" if "train" in parts else "train/"
         raise ValueError(
-            f"{folder} has {there} but no {lacking}. Add (or rename) it: train/ and one of test/ and val/ hold the same "
-            f"class folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for testing."
+            f"{folder} has {there} but no {lacking}. Add (or rename) it: train/ and one of test/ and val/ hold the "
+            f"same class folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for "
+            "testing."
         )
 
 
@@ -108,6 +110,21 @@ def train_counts(folder: Path) -> list[int]:
         return sizes
     kept, _ = hold_out(_labels(sizes), TEST_FRACTION, seed=0)
     return torch.bincount(_labels(sizes)[kept], minlength=len(sizes)).tolist()
+
+
+def files_mark(folder: Path) -> str:
+    """Digest the names and sizes of the images that `load_folder` reads: twelve digits, without reading a pixel.
+
+    It stays where the folder is moved or renamed, and where text files come and go. A picture that is replaced by one
+    of the same name and of as many bytes is not noticed.
+    """
+    own = own_test(folder)
+    parts = [folder] if own is None else [folder / "train", own]
+    digest = hashlib.sha256()
+    for path in (path for part in parts for item in _class_folders(part) for path in _image_files(item)):
+        name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
+        digest.update(name + b"\0%d\0" % path.stat().st_size)
+    return digest.hexdigest()[:12]
 
 
 def _labels(sizes: list[int]) -> torch.Tensor:
@@ -150,7 +167,7 @@ def _few(files: list[Path], most: int | None) -> list[Path]:
     return [files[i] for i in sorted(chosen)]
 
 
-def _split(name: str, images: ImageSet, folder: Path) -> Data:
+def _split(name: str, images: ImageSet, folder: Path, files: str) -> Data:
     for label, count in enumerate(images.class_counts):
         if count < 2:
             raise ValueError(
@@ -158,7 +175,7 @@ def _split(name: str, images: ImageSet, folder: Path) -> Data:
                 "test. Add images or remove the class."
             )
     kept, held = hold_out(images.labels, TEST_FRACTION, seed=0)
-    return Data(name, images.subset(kept), images.subset(held))
+    return Data(name, images.subset(kept), images.subset(held), files=files)
 
 
 def _read_split(folder: Path, size: int) -> ImageSet:
