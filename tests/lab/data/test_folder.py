@@ -135,6 +135,17 @@ def test_the_mark_covers_both_splits(tmp_path):
     assert files_mark(tmp_path) != mark
 
 
+def test_a_folder_of_deep_colours_is_told_once(tmp_path):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "0.ppm").write_bytes(b"P6 8 8 65535 " + bytes(8 * 8 * 3 * 2))
+    with pytest.warns(UserWarning, match="train/a/0.ppm and 3 other images have more than 8 bits") as found:
+        load_folder(tmp_path, 8)
+    assert len(found) == 1
+    load_folder(tmp_path, 8)  # as the next run does
+
+
 def spoil(tree, case):
     if case == "unreadable":
         (tree / "cat" / "2.png").write_bytes(b"not an image")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode
+from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.split import hold_out
 
@@ -61,9 +61,12 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
     name = f"folder:{folder}" if name is None else name
     own, files = own_test(folder), files_mark(folder)
+    reduced: list[Path] = []
+    splits = [_read_split(part, size, reduced) for part in ([folder] if own is None else [folder / "train", own])]
+    warn_of_reduced(reduced)
     if own is None:
-        return _split(name, _read_split(folder, size), folder, files)
-    train, test = _read_split(folder / "train", size), _read_split(own, size)
+        return _split(name, splits[0], folder, files)
+    train, test = splits
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))[0]
         raise ValueError(
@@ -178,16 +181,16 @@ def _split(name: str, images: ImageSet, folder: Path, files: str) -> Data:
     return Data(name, images.subset(kept), images.subset(held), files=files)
 
 
-def _read_split(folder: Path, size: int) -> ImageSet:
+def _read_split(folder: Path, size: int, reduced: list[Path]) -> ImageSet:
     classes = _class_folders(folder)
     files = [(path, label) for label, item in enumerate(classes) for path in _image_files(item)]
-    images = _read_files([path for path, _ in files], size)
+    images = _read_files([path for path, _ in files], size, reduced)
     labels = torch.tensor([label for _, label in files], dtype=torch.int64)
     return ImageSet(images, labels, tuple(item.name for item in classes))
 
 
-def _read_files(files: list[Path], size: int) -> torch.Tensor:
-    array, errors = decode(files, (3, size, size))
+def _read_files(files: list[Path], size: int, reduced: list[Path] | None = None) -> torch.Tensor:
+    array, errors = decode(files, (3, size, size), reduced)
     if errors:
         raise errors[min(errors)]
     return torch.from_numpy(array)
