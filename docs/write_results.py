@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from maxsep.lab import recipes
+from maxsep.lab.data.open_set import SPLITS, OpenSet
 from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK
 from maxsep.lab.recipes.longtail import DEFERRED
 from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.report.collect import Record, collect
+from maxsep.lab.report.outliers import measured
 from maxsep.lab.report.statistics import mean
 from maxsep.lab.report.tables import rounded
 from maxsep.lab.spec import RunSpec, options
@@ -28,6 +30,7 @@ METHODS = "<!-- methods: written from results/runs by docs/write_results.py -->\
 BEYOND = "<!-- beyond: written from results/runs by docs/write_results.py -->\n", "<!-- /beyond -->"
 CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", "<!-- /cells -->"
 OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
+OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -204,6 +207,77 @@ def _auroc(head: str, radius: float, score: str, outliers: str) -> list[float]:
     return found
 
 
+def open_sets() -> str:
+    """AUROC of both scores on every open-set benchmark, beside accuracy and the paper's numbers, in Markdown."""
+    paper = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["open_set"]
+    columns = "accuracy | max softmax: paper, 5 splits | ours | max logit: paper, 5 splits | ours | our splits"
+    rows = [f"| | {columns} |", "|---|---|---|---|---|---|---|"]
+    missing = []
+    for (benchmark, outliers), name in BENCHMARKS.items():
+        found = [_open_set_row(paper, benchmark, outliers, *head) for head in OPEN_SET_HEADS]
+        rows += filter(None, found)
+        missing += [] if any(found) else [name.upper()]
+    told = f"\nNot run: {', '.join(missing)}.\n" if missing else ""
+    return "\n".join(rows) + "\n" + told
+
+
+BENCHMARKS = {
+    ("svhn", "unknown"): "svhn",
+    ("cifar10", "unknown"): "cifar10",
+    ("cifar+", "cifar+10"): "cifar+10",
+    ("cifar+", "cifar+50"): "cifar+50",
+}
+"""Known classes and the set of unknown ones, and the paper's name for both."""
+OPEN_SET_HEADS = (
+    ("plain", 1.0, "plain head", "max_logit"),
+    ("plain", 1.0, "plain head, centred", "max_logit_centred"),
+    *((*head, "max_logit") for head in OUTSIDE_HEADS[1:]),
+)
+
+
+def _open_set_row(paper: dict, benchmark: str, outliers: str, head: str, radius: float, told: str, logit: str) -> str:
+    """A head on a benchmark; nothing if it has no run."""
+    runs = open_set_runs(benchmark, head, radius)
+    softmax, logits = (open_set_auroc(runs, outliers, score) for score in ("max_softmax", logit))
+    if not logits:
+        return ""
+    name = BENCHMARKS[benchmark, outliers]
+    own = radius == 1 and logit == "max_logit"  # the paper has no other radius, and does not centre
+    printed = [f"{paper[row][head][name]:.2f}" if own else "-" for row in ("msp", "mls")]
+    known = [record.metrics["top1"] for record in runs.values()]
+    known, softmax = ([], []) if logit == "max_logit_centred" else (known, softmax)  # centring changes neither
+    cells = [_told(known), printed[0], _told(softmax), printed[1], _told(logits), _splits(list(runs))]
+    return f"| {name.upper()}, {told} | {' | '.join(cells)} |"
+
+
+def open_set_runs(benchmark: str, head: str, radius: float) -> dict[tuple[int, int], Record]:
+    """The runs of a head that were asked about unknown classes, by split and seed."""
+    return {
+        (split, record.spec.seed): record
+        for split in range(SPLITS)
+        for record in _records("openset", dataset=OpenSet(benchmark, split).name, head=head, radius=radius)
+        if record.detection
+    }
+
+
+def open_set_auroc(runs: dict[tuple[int, int], Record], outliers: str, score: str) -> list[float]:
+    """One for each split and seed: all known against all unknown test images."""
+    found = (measured(record, outliers, score, "auroc", "full") for record in runs.values())
+    return [value for value in found if value is not None]
+
+
+def _splits(runs: list[tuple[int, int]]) -> str:
+    """Which splits a mean is over, and how many runs, if some splits have several.
+
+    >>> _splits([(0, 0)]), _splits([(0, 0), (1, 0)]), _splits([(0, 0), (0, 1), (1, 0)])
+    ('0 alone', '0, 1', '0, 1 (3 runs)')
+    """
+    splits = sorted({split for split, _ in runs})
+    several = f" ({len(runs)} runs)" if len(runs) > len(splits) else ""
+    alone = " alone" if len(splits) == 1 else ""
+    return ", ".join(map(str, splits)) + alone + several
+
+
 def _top1(recipe: str, **wanted: Any) -> list[float]:
     """Accuracies, one per seed, of the run of a recipe that has these fields."""
     return [record.metrics["top1"] for record in _records(recipe, **wanted)]
@@ -282,7 +356,7 @@ def cost() -> str:
 
 PAGES = {
     "README.md": {RESULTS: table, BEYOND: beyond, COST: cost},
-    "docs/results.md": {METHODS: methods, CELLS: cells, OUTSIDE: outside},
+    "docs/results.md": {METHODS: methods, CELLS: cells, OUTSIDE: outside, OPEN: open_sets},
 }
 
 

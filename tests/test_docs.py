@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_seeds_are_told_for_the_columns_that_have_runs(counts, told):
     assert seeds(dict(zip(("CIFAR-10", "CIFAR-100"), counts, strict=True))) == told
 
 
-TABLES = ("table", "methods", "beyond", "cells", "outside")
+TABLES = ("table", "methods", "beyond", "cells", "outside", "open_sets")
 OTHERS = (
     {"epochs": 20},
     {"validation": 0.2},
@@ -158,6 +159,110 @@ def test_other_draws_of_outliers_do_not_count(script, tmp_path):
     script["_collected"].cache_clear()
     assert [len(script["_auroc"]("plain", 1.0, "energy", name)) for name in ("svhn", "places", "cifar10")] == [0, 0, 1]
     assert "| energy, plain head | 73.94 | - | 75.17 | - | 76.27 | 1 (CIFAR-10 only) |" in script["outside"]()
+
+
+def test_open_sets_stand_beside_the_paper_with_the_splits_of_each(script):
+    rows = script["open_sets"]().splitlines()
+    assert rows[0].count("paper, 5 splits") == 2
+    assert "| CIFAR10, maxsep, radius 1 | 97.35 | 91.05 | 91.63 | 95.30 | 93.81 | 0 alone |" in rows
+    names = [row.strip("| ").split(" | ")[0] for row in rows if row.startswith("| CIFAR")]
+    heads = ("plain head", "plain head, centred", "maxsep, radius 1", "plain head, times 0.1", "maxsep, radius 0.1")
+    assert names == [f"{name}, {head}" for name in ("CIFAR10", "CIFAR+10", "CIFAR+50") for head in heads]
+    assert rows[-1] == "Not run: SVHN."
+
+
+def test_open_sets_without_detection_do_not_count(script, tmp_path):
+    for path in tmp_path.glob("osr_cifar10_0-vgg32-maxsep-*/detection.json"):
+        path.unlink()
+    for path in tmp_path.glob("osr_cifar+_0-*/detection.json"):
+        told = json.loads(path.read_text())
+        del told["sets"]["cifar+10"]
+        path.write_text(json.dumps(told))
+    script["_collected"].cache_clear()
+    text = script["open_sets"]()
+    assert "CIFAR10, plain head" in text
+    assert "CIFAR10, maxsep" not in text
+    assert "CIFAR+50, maxsep" in text
+    assert text.endswith("\nNot run: SVHN, CIFAR+10.\n")
+
+
+def test_several_splits_and_seeds_are_named(script, tmp_path):
+    (folder,) = tmp_path.glob("osr_cifar10_0-vgg32-scaled-*")
+    add(script, folder, dataset="osr_cifar10_3")
+    assert "times 0.1 | 49.14 ± 68.08 | - | 91.66 ± 0.00 | - | 93.37 ± 0.00 | 0, 3 |" in script["open_sets"]()
+    add(script, folder, seed=1)
+    assert "| 0, 3 (3 runs) |" in script["open_sets"]()
+
+
+def open_set_differences(script, score, head, other):
+    """What one head has over another on every benchmark that was run, in points, as the page writes them."""
+    found = []
+    for (benchmark, outliers), name in script["BENCHMARKS"].items():
+        runs = [script["open_set_runs"](benchmark, *method) for method in (head, other)]
+        values = [script["open_set_auroc"](each, outliers, score) for each in runs]
+        if all(values):
+            mine, theirs = map(statistics.mean, values)
+            found.append((name, 100 * (mine - theirs)))
+    return dict(found)
+
+
+def three(numbers):
+    first, second, third = (f"{number:+.2f}".replace("-", "\N{MINUS SIGN}") for number in numbers)
+    return f"{first}, {second} and {third}"
+
+
+PLAIN, UNIT, SCALED, SMALL = ("plain", 1.0), ("maxsep", 1.0), ("scaled", 0.1), ("maxsep", 0.1)
+
+
+@pytest.mark.parametrize(("score", "row"), [("max_softmax", "msp"), ("max_logit", "mls")])
+def test_what_the_page_says_about_open_sets_is_in_the_records(score, row):
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    text = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    paper = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["open_set"][row]
+    assert three(paper["maxsep"][name] - paper["plain"][name] for name in ("cifar10", "cifar+10", "cifar+50")) in text
+    for heads in ((UNIT, PLAIN), (SMALL, SCALED)):
+        assert three(open_set_differences(script, score, *heads).values()) in text
+    small = [
+        value for head in (SCALED, SMALL) for value in open_set_differences(script, "max_logit", head, PLAIN).values()
+    ]
+    assert f"stands {-max(small):.2f} to {-min(small):.2f} points below the plain head" in text
+
+
+def test_what_the_page_says_about_the_error_of_an_auroc():
+    """The standard error of Hanley and McNeil (1982), for every benchmark and score of the plain head."""
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    errors = []
+    for benchmark, outliers, known, unknown in (
+        ("cifar10", "unknown", 6000, 4000),
+        ("cifar+", "cifar+10", 4000, 1000),
+        ("cifar+", "cifar+50", 4000, 5000),
+    ):
+        runs = script["open_set_runs"](benchmark, *PLAIN)
+        for score in ("max_softmax", "max_logit"):
+            (a,) = script["open_set_auroc"](runs, outliers, score)
+            one, two = a / (2 - a), 2 * a * a / (1 + a)
+            errors.append((a * (1 - a) + (known - 1) * (one - a * a) + (unknown - 1) * (two - a * a)) / known / unknown)
+        (centred,) = script["open_set_auroc"](runs, outliers, "max_logit_centred")
+        assert abs(a - centred) < 1e-4, "a hundredth of a point"
+    assert [f"{100 * error**0.5:.1f}" for error in (min(errors), max(errors))] == ["0.2", "0.3"]
+
+
+def test_what_the_page_says_about_the_step_of_mahalanobis_is_in_the_records():
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    told = [json.loads(path.read_text()) for path in (ROOT / "results/runs").glob("cifar100-wrn40_2-*/detection.json")]
+    assert {each["mahalanobis"]["chosen"] for each in told} == {0.0}
+    found = {each["run"].split("-s1-")[0]: each["sets"] for each in told}
+    for outliers, sentence in (("svhn", "at {} with the plain head and {} with"), ("places", "Places at {} and {}")):
+        runs = (found[f"cifar100-wrn40_2-{head}"] for head in ("plain", "maxsep"))
+        assert sentence.format(*(f"{100 * run[outliers]['sweep']['0.01']['auroc']:.2f}" for run in runs)) in text
+
+
+def test_every_cell_of_the_papers_network_is_run_and_above_the_papers_best(script):
+    rows = [row.strip("| ").split(" | ") for row in script["cells"]().splitlines()[2:]]
+    assert len(rows) == 8
+    for _, best, ours, seeds in rows:
+        assert float(ours.split(" ")[0]) > float(best)
+        assert int(seeds) >= 1
 
 
 def test_pages_that_name_networks_of_torchvision_say_where_it_must_come_from():

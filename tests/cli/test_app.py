@@ -33,7 +33,7 @@ def test_options_are_frozen(options):
     assert options("bench") == shown | {"--device", "--json"}
     assert options("report") == {"--out", "--title"}
     asked = {"--data", "--download", "--no-download", "--ood", "--mahalanobis", "--no-mahalanobis"}
-    assert options("evaluate") == asked | {"--out", "--device", "--json"}
+    assert options("evaluate") == asked | {"--dataset", "--out", "--device", "--json"}
     assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
     assert options("export") == {"--out", "--format"}
     assert options("demo") == {"--out", "--seeds", "--epochs"}

@@ -38,6 +38,18 @@ def test_a_record_without_weights_tells_its_stored_numbers(invoke, run, tmp_path
     assert json.loads(found.stdout)["top1"] == run["metrics"]["top1"]
 
 
+@pytest.mark.parametrize(("scale", "shown"), [({}, "unknown: this record has"), ({"softmax_scale": 30.0}, "12.00%")])
+def test_a_record_of_bare_cosines_has_no_calibration_error(invoke, run, tmp_path, scale, shown):
+    shutil.copy(Path(run["run"]) / "metrics.jsonl", tmp_path)
+    told = json.loads((Path(run["run"]) / "result.json").read_text())
+    told["spec"] |= {"loss": "ldam", "head": "cosine"}
+    del told["metrics"]["softmax_scale"]
+    told["metrics"] |= {"ece": 0.12, **scale}
+    (tmp_path / "result.json").write_text(json.dumps(told))
+    assert f"calibration error {shown}" in invoke("evaluate", tmp_path).stdout
+    assert json.loads(invoke("evaluate", tmp_path, "--json").stdout)["ece"] == (0.12 if scale else None)
+
+
 def test_evaluate_tells_outliers_in_a_table_and_a_histogram(call, run, pictures, tmp_path):
     told = call("evaluate", run["run"], "--ood", pictures, "--out", tmp_path / "new", "--device", "cpu")
     assert f"outliers: {pictures}" in told
@@ -46,6 +58,49 @@ def test_evaluate_tells_outliers_in_a_table_and_a_histogram(call, run, pictures,
     (svg,) = (tmp_path / "new").iterdir()
     assert str(svg) in told
     assert "mean gap" in svg.read_text()
+
+
+@pytest.fixture(scope="module", params=["safetensors", "onnx"])
+def exported(request, call, run, tmp_path_factory):
+    """The run as a folder to give away."""
+    folder = tmp_path_factory.mktemp("exported") / request.param
+    call("export", run["run"], "--out", folder, "--format", request.param)
+    return folder
+
+
+def test_an_export_tells_what_its_run_tells(invoke, call, run, exported, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(exported.iterdir())
+    theirs = invoke("evaluate", exported, "--ood", pictures)
+    assert theirs.exit_code == 0, theirs.exception
+    ours = call("evaluate", run["run"], "--ood", pictures, "--no-mahalanobis", "--out", tmp_path / "run")
+    ours = [line for line in ours.splitlines() if not line.startswith("maxsep: ")]
+    told = theirs.stdout.splitlines()
+    assert len(told) == len(ours)
+    for one, other in zip(told, ours, strict=True):
+        assert one.split("histogram:")[0] == other.split("histogram:")[0]
+    assert "maxsep: Mahalanobis is left out: it needs features, and an export gives logits" in theirs.stderr
+    (svg,) = tmp_path.glob("*.svg")
+    assert f"histogram: {svg.name}" in theirs.stdout
+    assert sorted(exported.iterdir()) == before, "nothing is added to what is given away"
+    call("predict", exported, pictures)
+
+
+def test_an_export_as_json(call, run, exported, pictures, tmp_path):
+    told = json.loads(call("evaluate", exported, "--ood", pictures, "--out", tmp_path, "--json"))
+    assert told["top1"] == pytest.approx(run["metrics"]["top1"], abs=1e-9)
+    (found,) = told["detection"]["sets"].values()
+    assert found["count"] == 6
+    assert "mahalanobis" not in found["scores"]
+    assert json.loads(call("evaluate", exported, "--dataset", "digits", "--json"))["ece"] == told["ece"]
+
+
+def test_the_data_of_an_export_are_asked_for(run, exported, refuse):
+    told = refuse("evaluate", exported, "--dataset", "nowhere")
+    assert "'nowhere' is neither a known dataset" in told
+    assert "--dataset is for exports, got 'digits'" in refuse("evaluate", run["run"], "--dataset", "digits")
+    assert "unknown device 'tpu'" in refuse("evaluate", exported, "--device", "tpu")
+    assert "neither a folder nor a known set of outliers" in refuse("evaluate", exported, "--ood", "nowhere")
 
 
 def test_what_takes_long_is_told_and_may_be_left_out(invoke, run, pictures, tmp_path):

@@ -1,7 +1,8 @@
 import pytest
+import torch
 from torch import nn
 
-from maxsep.detect.evaluating import evaluating
+from maxsep.detect.evaluating import device_of, evaluating
 
 
 def test_every_part_gets_its_own_mode_back_even_after_an_error():
@@ -23,3 +24,9 @@ def test_a_method_stands_for_its_module_and_functions_are_left_alone():
     assert model.training
     with evaluating(len):
         assert model.training
+
+
+def test_the_device_is_that_of_the_parameters():
+    model = nn.Linear(2, 2, device="meta")
+    assert device_of(model) == device_of(model.forward) == torch.device("meta")
+    assert device_of(nn.Identity()) is device_of(len) is device_of(lambda x: x) is None

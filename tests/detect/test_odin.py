@@ -57,6 +57,22 @@ def test_a_model_that_returns_an_object_with_logits():
         ODIN(lambda x: "no").score(x)
 
 
+def test_a_tensor_is_answered_as_it_comes():
+    # only a loader must be batches of rows: a single sample, or one with several rows of logits, has a score too
+    odin = ODIN(network().eval()[-1], temperature=10)
+    x = torch.randn(5, 2, 16)
+    scores = odin.score(x)
+    assert scores.shape == (5, 2)
+    torch.testing.assert_close(odin.score(x[0, 0]), scores[0, 0])
+    with pytest.raises(ValueError, match=r"inputs \(5, 2, 16\) must have one score for each of its rows"):
+        odin.score([x])
+
+
+def test_a_tensor_goes_to_the_model_and_its_scores_stay_there():
+    scores = ODIN(nn.Linear(3, 2, device="meta"), magnitude=0).score(torch.zeros(4, 3))
+    assert (scores.device.type, scores.shape) == ("meta", (4,))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

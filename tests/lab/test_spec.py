@@ -87,3 +87,20 @@ def test_data_held_out_for_calibration_names_another_run():
 def test_values_that_no_run_could_mean(fields, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         RunSpec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "scale"),
+    [
+        ("cross_entropy", {}, 1.0),
+        ("logit_adjusted", {"tau": 2.0}, 1.0),
+        ("squared_cosine", {}, 1.0),
+        ("ldam", {}, 30.0),
+        ("ldam", {"max_margin": 0.4, "reweight": "effective"}, 30.0),
+        ("ldam", {"scale": 12}, 12.0),
+    ],
+)
+def test_the_loss_decides_by_what_logits_are_multiplied_to_be_probabilities(loss, given, scale):
+    spec = RunSpec(loss=loss, loss_options=options(**given))
+    assert spec.softmax_scale == scale
+    assert "softmax_scale" not in spec.to_dict(), "a field would rename every run"

@@ -1,14 +1,18 @@
-"""`maxsep evaluate RUN`: a trained run's numbers, computed again from its weights, and what it makes of outliers."""
+"""`maxsep evaluate RUN`: a trained model's numbers, computed again from its weights, and what it makes of outliers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maxsep.cli.options import Data, Device, Download, Json
+
+if TYPE_CHECKING:
+    from maxsep.lab.spec import RunSpec
 
 EPILOG = (
     "Examples: maxsep evaluate runs/digits-mlp-maxsep-s0-3f2a90c1bd; "
@@ -27,7 +31,7 @@ _NAMED = 3
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a folder that maxsep export wrote.")],
     data: Data = None,
     ood: Annotated[
         list[str] | None,
@@ -37,35 +41,33 @@ def command(
         bool, typer.Option(help="Score with Mahalanobis too, which reads all training images once.")
     ] = True,
     download: Download = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the histograms of --ood; by default the run's.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="For an export: where the folder of images that it was trained on is now.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the histograms of --ood; by default the run's, for an export the working one."),
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's weights: accuracy, top-5, loss, calibration error, accuracy of every class; and outliers."""
-    from maxsep.lab.detection import pick_device, read_outliers
-    from maxsep.lab.engine import evaluate, load_run
-    from maxsep.lab.report.comparison import Method
+    """Evaluate a model's weights: accuracy, top-5, loss, calibration error, accuracy of every class; and outliers."""
+    from maxsep.lab.detection import read_outliers
+    from maxsep.lab.serving import is_export
 
-    result = load_run(run)
-    outliers = _named(ood or [], result.spec.dataset, data)
+    ask = _Export if is_export(run) else _Run
+    model = ask(run, data, dataset, device)
+    outliers = _named(ood or [], model.spec.dataset, data)
     if download:
-        _fetch([result.spec.dataset, *outliers], data)
+        _fetch([model.spec.dataset, *outliers], data)
     for name in outliers:  # an empty folder is an error before anything is computed
-        read_outliers(name, data, result.spec.dataset, result.preprocessing["shape"])
-    if (run / "weights.safetensors").is_file():
-        metrics = evaluate(run, data, device=str(pick_device(device)))
-    else:
-        metrics = result.metrics
-        typer.echo(
-            f"{run} was kept without its weights, so nothing is computed again: these are the numbers stored when "
-            "it was trained.",
-            err=True,
-        )
+        read_outliers(name, data, model.spec.dataset, model.shape)
+    metrics, counts = model.evaluate()
     if not as_json:  # before what may take long
-        typer.echo(result.spec.name)
-        _show(metrics, result.preprocessing["classes"], result.metrics["class_counts"])
-    found = _detect(run, outliers, mahalanobis, data, device, as_json) if outliers else None
-    files = [] if found is None else _draw(found, out or run, Method.of(result.spec).full_label)
+        typer.echo(model.spec.name)
+        _show(metrics, model.classes, counts)
+    found = model.detect(outliers, mahalanobis, _teller(as_json)) if outliers else None
+    files = [] if found is None else _draw(found, out or model.place, model.spec)
     if as_json:
         more = {} if found is None else {"detection": found, "histograms": [str(path) for path in files]}
         typer.echo(json.dumps(metrics | more))
@@ -74,11 +76,82 @@ def command(
     _tell_left_out({} if found is None else found["sets"])
 
 
+class _Run:
+    """A run folder: its weights, or at least its record, and all of its data."""
+
+    def __init__(self, folder: Path, data: Path | None, dataset: str | None, device: str) -> None:
+        from maxsep.lab.engine import load_run
+
+        self.result = load_run(folder)
+        if dataset is not None:
+            raise ValueError(f"--dataset is for exports, got {dataset!r}: {folder} is a run. Leave it out.")
+        self.folder = self.place = folder
+        self.spec, self.data, self.device = self.result.spec, data, device
+        self.classes, self.shape = self.result.preprocessing["classes"], self.result.preprocessing["shape"]
+
+    def evaluate(self) -> tuple[dict[str, Any], list[int]]:
+        """Its numbers, and how many training images every class has."""
+        from maxsep.lab.detection import pick_device
+        from maxsep.lab.engine import evaluate
+        from maxsep.lab.engine.evaluation import known_ece
+
+        stored = self.result.metrics
+        if (self.folder / "weights.safetensors").is_file():
+            return evaluate(self.folder, self.data, device=str(pick_device(self.device))), stored["class_counts"]
+        typer.echo(
+            f"{self.folder} was kept without its weights, so nothing is computed again: these are the numbers stored "
+            "when it was trained.",
+            err=True,
+        )
+        return stored | {"ece": known_ece(self.spec, stored)}, stored["class_counts"]
+
+    def detect(self, outliers: tuple[str, ...], mahalanobis: bool, tell: Callable[[str], None]) -> dict[str, Any]:
+        """Score outliers. Every image counts, and inputs are left as they are."""
+        from maxsep.lab.detection import Wish, detect
+
+        wish = Wish(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
+        return detect(self.folder, wish, data_root=self.data, device=self.device, tell=tell)
+
+
+class _Export:
+    """An exported folder: logits of any image, and the name of the data that its run was trained and tested on."""
+
+    place = Path()  # histograms are no part of what is given away
+
+    def __init__(self, folder: Path, data: Path | None, dataset: str | None, device: str) -> None:
+        from maxsep.lab.serving import open_classifier
+
+        self.classifier = open_classifier(folder, device)
+        self.spec, self.root, self.dataset = self.classifier.spec, data, dataset
+        self.classes, self.shape = list(self.classifier.labels), list(self.classifier.shape)
+
+    def evaluate(self) -> tuple[dict[str, Any], list[int]]:
+        """Its numbers, and how many training images every class has."""
+        from maxsep.lab.serving import evaluate_export, export_data
+
+        self.data = export_data(self.classifier, self.root, self.dataset)
+        return evaluate_export(self.classifier, self.data), self.data.train.class_counts
+
+    def detect(self, outliers: tuple[str, ...], mahalanobis: bool, tell: Callable[[str], None]) -> dict[str, Any]:
+        """Score outliers by their logits."""
+        from maxsep.lab.detection import Wish, detect_export
+
+        if mahalanobis:
+            tell("Mahalanobis is left out: it needs features, and an export gives logits")
+        wish = Wish(outliers=outliers, mahalanobis=False, repeats=0)
+        return detect_export(self.classifier, self.data, wish, data_root=self.root, tell=tell)
+
+
+def _teller(quiet: bool) -> Callable[[str], None]:
+    return lambda stage: None if quiet else typer.echo(f"maxsep: {stage}", err=True)
+
+
 def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
     typer.echo(
         f"  top-1 {metrics['top1']:.2%}   top-5 {metrics['top5']:.2%}   mean over classes {metrics['balanced']:.2%}"
     )
-    typer.echo(f"  loss {metrics['loss']:.4f}   calibration error {metrics['ece']:.2%}")
+    ece = "unknown: this record has that of unscaled logits" if metrics["ece"] is None else f"{metrics['ece']:.2%}"
+    typer.echo(f"  loss {metrics['loss']:.4f}   calibration error {ece}")
     for name, count, accuracy in zip(names, counts, metrics["per_class"], strict=True):
         told = "no test images" if accuracy is None else f"{accuracy:7.2%}"
         typer.echo(f"  {name!s:>16}  {told}  ({count} training images)")
@@ -103,23 +176,10 @@ def _named(ood: list[str], dataset: str, data: Path | None) -> tuple[str, ...]:
     return names
 
 
-def _detect(
-    run: Path, outliers: tuple[str, ...], mahalanobis: bool, data: Path | None, device: str, quiet: bool
-) -> dict[str, Any]:
-    """Score outliers. Every image counts, and inputs are left as they are."""
-    from maxsep.lab.detection import Wish, detect
-
-    def tell(stage: str) -> None:
-        if not quiet:
-            typer.echo(f"maxsep: {stage}", err=True)
-
-    wish = Wish(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
-    return detect(run, wish, data_root=data, device=device, tell=tell)
-
-
-def _draw(found: dict[str, Any], folder: Path, head: str) -> list[Path]:
+def _draw(found: dict[str, Any], folder: Path, spec: RunSpec) -> list[Path]:
     """Write a histogram of the negative energy for each set of outliers."""
     from maxsep.lab.data import FOLDER
+    from maxsep.lab.report.comparison import Method
     from maxsep.lab.report.outliers_figures import energy_figure
 
     files: list[Path] = []
@@ -129,7 +189,8 @@ def _draw(found: dict[str, Any], folder: Path, head: str) -> list[Path]:
         label = "".join(c if c.isalnum() or c in "+-_" else "-" for c in last)
         if folder / f"energy-{label}.svg" in files:  # folders of one name
             label = f"{label}-{len(files) + 1}"
-        figure = energy_figure("energy", f"Outliers: {told['origin']}", {head: told["histograms"]["energy"]})
+        shapes = {Method.of(spec).full_label: told["histograms"]["energy"]}
+        figure = energy_figure("energy", f"Outliers: {told['origin']}", shapes)
         files.append(folder / f"energy-{label}.svg")
         files[-1].write_text(figure.file, encoding="utf-8")
     return files

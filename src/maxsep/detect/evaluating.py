@@ -1,4 +1,4 @@
-"""Running a classifier for its answers only: evaluation mode for a while, logits out of whatever it returns."""
+"""Running a classifier for its answers only: evaluation mode for a while, its device, logits out of what it returns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -22,8 +23,8 @@ def evaluating(model: Any) -> Iterator[None]:
     >>> model.training
     True
     """
-    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    before = [(part, part.training) for part in owner.modules()] if isinstance(owner, nn.Module) else []
+    owner = _module(model)
+    before = [] if owner is None else [(part, part.training) for part in owner.modules()]
     for part, _ in before:
         part.training = False
     try:
@@ -31,6 +32,18 @@ def evaluating(model: Any) -> Iterator[None]:
     finally:
         for part, training in before:
             part.training = training
+
+
+def device_of(model: Any) -> torch.device | None:
+    """Say where the parameters of a model lie (the first, if they are spread); None if it has none.
+
+    A method of a module stands for the module, as in `evaluating`.
+
+    >>> device_of(nn.Linear(2, 2)), device_of(len)
+    (device(type='cpu'), None)
+    """
+    owner = _module(model)
+    return None if owner is None else next((parameter.device for parameter in owner.parameters()), None)
 
 
 def logits_of(model: Any, x: Any) -> Tensor:
@@ -43,3 +56,8 @@ def logits_of(model: Any, x: Any) -> Tensor:
             "Wrap it so that it returns (B, C) logits."
         )
     return logits
+
+
+def _module(model: Any) -> nn.Module | None:
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None

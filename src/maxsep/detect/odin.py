@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from maxsep.detect.detector import Detector
 from maxsep.detect.evaluating import evaluating, logits_of
 from maxsep.detect.logit_scores import max_softmax
 from maxsep.detect.perturbation import step_direction
 from maxsep.detect.precision import check_positive, precise
 
 
-class ODIN:
+class ODIN(Detector):
     """Score inputs by the tempered softmax after a step towards the predicted class.
 
     x' = x - magnitude * sign(-d log S / dx) / std and score = max_c softmax(f(x') / T)_c, where S is the largest
@@ -41,17 +42,27 @@ class ODIN:
         magnitude: float = 0.0014,
         std: Any = None,
     ) -> None:
-        self.model = model
+        super().__init__(model)
         self.temperature = check_positive("temperature", temperature)
         self.magnitude = check_positive("magnitude", magnitude, zero=True)
         self.std = std
 
-    def score(self, x: Tensor) -> Tensor:
-        """Score inputs (B, ...); returns (B,) in float64, higher = more in-distribution."""
+    def score(self, data: Tensor | Iterable[Any]) -> Tensor:
+        """Score inputs (N, ...) or a loader; returns (N,) in float64, higher = more in-distribution.
+
+        The scores of a loader are on the CPU, as those of every detector; the scores of a tensor stay on the model's
+        device.
+        """
+        if not isinstance(data, Tensor):
+            return super().score(data)
         with evaluating(self.model), torch.no_grad():
-            if self.magnitude:
-                x = x - self.magnitude * step_direction(self._surprise, x, self.std)
-            return max_softmax(precise(logits_of(self.model, x)) / self.temperature)
+            return self.score_batch(*self._inputs(data))
+
+    def score_batch(self, x: Tensor) -> Tensor:
+        """Score inputs (B, ...) after their step: (B,)."""
+        if self.magnitude:
+            x = x - self.magnitude * step_direction(self._surprise, x, self.std)
+        return max_softmax(precise(logits_of(self.model, x)) / self.temperature)
 
     def _surprise(self, x: Tensor) -> Tensor:
         logits = precise(logits_of(self.model, x))

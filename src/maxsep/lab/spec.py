@@ -13,6 +13,8 @@ SAMPLERS = ("instance", "class_balanced")
 BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
 RATES = {"sgd": 0.1, "adamw": 1e-3}
 """The learning rate of each optimiser where a user names none."""
+LDAM_SCALE = 30.0
+"""By what the loss `ldam` multiplies its cosines where its options name no `scale`."""
 _SHARED = (
     *("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test"),
     *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),
@@ -153,6 +155,18 @@ class RunSpec:
         told = {key: value for key, value in self.to_dict().items() if _freeze(value) != defaults[key]}
         # likewise for the first stage: its own fields at their default are left out too
         return told if self.start_from is None else told | {"start_from": self.start_from._told()}
+
+    @property
+    def softmax_scale(self) -> float:
+        """By what logits are multiplied before their softmax is a probability: p = softmax(softmax_scale * logits).
+
+        The loss decides: `ldam` trains scale * cosines, and the logits are the bare cosines; all others take the logits
+        as they are. No part of the digest: it follows from the loss and its options.
+
+        >>> RunSpec(loss="ldam").softmax_scale, RunSpec().softmax_scale
+        (30.0, 1.0)
+        """
+        return float(dict(self.loss_options).get("scale", LDAM_SCALE)) if self.loss == "ldam" else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as plain JSON types; `from_dict` is its inverse."""

@@ -31,8 +31,8 @@ class LDAMLoss(ClassCountLoss):
         scale: Multiplies the logits after the margin.
         weight: One positive weight per class, or None for equal weights.
 
-    Pitfall: margin and scale assume cosines in [-1, 1]. Logits of another size make the margin void or huge; predict
-    with the logits as they are, without margin.
+    Pitfall: margin and scale assume cosines in [-1, 1]. Logits of another size make the margin void or huge. Predict
+    without margin; the class is that of the largest logit, and its probabilities are softmax(scale * logits).
 
     >>> loss = LDAMLoss([500, 5])
     >>> loss.margins.round(decimals=4)

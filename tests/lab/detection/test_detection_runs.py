@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from maxsep.detect import Mahalanobis
+from maxsep.detect import ODIN, Mahalanobis
 from maxsep.lab.data import load, load_outliers
 from maxsep.lab.detection import FILE, Wish, covers, detect, ensure_detection, read_detection, runs
 from maxsep.lab.detection.distances import Distances
@@ -175,3 +175,43 @@ def test_without_weights_or_outliers(folder, tmp_path):
         detect(bare, Wish(outliers=("svhn",)))
     with pytest.raises(ValueError, match="name some outliers: 'digits' is no open-set split"):
         detect(folder, Wish(), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def ldam(tmp_path_factory):
+    """A run whose probabilities are those of 30 times its logits."""
+    spec = RunSpec(head="cosine", loss="ldam", epochs=3, batch_size=64)
+    return train(spec, runs=tmp_path_factory.mktemp("ldam"), progress=False)
+
+
+def test_scores_of_scaled_cosines(ldam, noise):
+    record = detect(ldam, Wish(outliers=(noise,), odin=True, **CHEAP), device="cpu")
+    assert record["softmax_scale"] == 30.0
+    network, _ = load_model(ldam)
+    told = json.loads((ldam / "result.json").read_text())["preprocessing"]
+    mean, std = (torch.tensor(told[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
+    test, outside = load("digits").test, load_outliers(noise, like="digits", shape=(1, 8, 8))
+    known, other = (((images.images / 255) - mean) / std for images in (test, outside))
+    with torch.no_grad():
+        scores = [(30 * network(x).double()).softmax(1).amax(1) for x in (known, other)]
+    is_known = torch.arange(len(test) + len(outside)) < len(test)
+    found = record["sets"][noise]["scores"]
+    assert found["max_softmax"]["full"]["auroc"] == pytest.approx(roc_auc_score(is_known, torch.cat(scores)), abs=1e-4)
+    odin = ODIN(lambda x: 30 * network(x), std=torch.tensor(told["std"]))
+    scores = [odin.score(x) for x in (known, other)]
+    assert found["odin"]["full"]["auroc"] == pytest.approx(roc_auc_score(is_known, torch.cat(scores)), abs=1e-4)
+
+
+def test_a_record_of_unscaled_cosines_is_made_anew(ldam, noise):
+    wish = Wish(outliers=(noise,), **CHEAP)
+    assert ensure_detection(ldam, wish, device="cpu")
+    assert not ensure_detection(ldam, wish, device="cpu")
+    old = read_detection(ldam)
+    del old["softmax_scale"]
+    old["sets"]["svhn"] = old["sets"][noise]
+    (ldam / FILE).write_text(json.dumps(old))
+    assert covers(old, wish)
+    assert not covers(old, wish, 30.0)
+    assert ensure_detection(ldam, wish, device="cpu")
+    new = read_detection(ldam)
+    assert (new["softmax_scale"], set(new["sets"])) == (30.0, {noise}), "scores of two kinds are not mixed"

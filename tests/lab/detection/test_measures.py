@@ -3,7 +3,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxsep.lab.detection.measures import CONVENTIONS, histogram, measure_draws, measure_pair, measure_scores
+from maxsep import detect
+from maxsep.lab.detection.measures import (
+    CONVENTIONS,
+    histogram,
+    logit_scores,
+    measure_draws,
+    measure_pair,
+    measure_scores,
+)
 
 SCORES = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30).map(torch.tensor)
 
@@ -47,3 +55,15 @@ def test_draws_may_be_left_out():
     told = measure_scores(*scores, torch.tensor([True, False]), repeats=0)
     assert list(told["energy"]) == ["full"]
     assert told["energy"]["full"]["oscr"] == 0.5
+
+
+def test_softmax_and_energy_are_those_of_the_scaled_logits():
+    cosines = torch.rand(20, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    plain, scaled = logit_scores(cosines), logit_scores(cosines, 30.0)
+    for name in ("max_logit", "max_logit_centred"):
+        assert torch.equal(plain[name], scaled[name])
+    by_hand = torch.exp(30 * cosines.double())
+    torch.testing.assert_close(scaled["max_softmax"], by_hand.amax(1) / by_hand.sum(1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(scaled["energy"], by_hand.sum(1).log(), rtol=1e-5, atol=1e-5)
+    centred = detect.energy(30 * cosines, centre=True)
+    torch.testing.assert_close(scaled["energy_centred"], centred)

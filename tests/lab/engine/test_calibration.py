@@ -144,8 +144,9 @@ def test_single_images_cannot_be_held_out():
         RunSpec(calibration=0.2, epochs=2, batch_size=128, radius=0.5),
         RunSpec(calibration=0.2, epochs=2, batch_size=128, head="plain", precision="bf16-mixed"),
         RunSpec(calibration=0.2, epochs=2, batch_size=128, head="cosine_maxsep", precision="64-true"),
+        RunSpec(calibration=0.2, epochs=2, batch_size=128, head="cosine", loss="ldam"),
     ],
-    ids=["float32", "bfloat16", "float64"],
+    ids=["float32", "bfloat16", "float64", "scaled cosines"],
 )
 def test_the_thresholds_are_those_of_the_stored_weights_in_full_precision(spec, tmp_path):
     folder = train(spec, runs=tmp_path, execution=CPU, progress=False)
@@ -155,9 +156,10 @@ def test_the_thresholds_are_those_of_the_stored_weights_in_full_precision(spec, 
     stored = json.loads((folder / "result.json").read_text())["unknown"]
     assert load_run(folder).unknown == stored
     assert (stored["score"], stored["tpr"], stored["images"]) == ("max_logit", 0.95, len(data.calibration))
+    assert stored["softmax_scale"] == spec.softmax_scale
     assert list(stored["thresholds"]) == ["max_logit", "max_softmax", "energy"]
     for name, threshold in stored["thresholds"].items():
-        scores = getattr(detect, name)(logits)
+        scores = getattr(detect, name)(logits if name == "max_logit" else spec.softmax_scale * logits)
         assert threshold == pytest.approx(detect.threshold_at_tpr(scores, 0.95), rel=1e-5)
         assert (scores >= threshold - 1e-4).double().mean() >= 0.95
 

@@ -1,12 +1,15 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from maxsep.lab.data import ImageSet
 from maxsep.lab.engine import evaluation
-from maxsep.lab.engine.evaluation import Outputs, measure, predict
+from maxsep.lab.engine.evaluation import Outputs, known_ece, measure, predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.networks import MLP
+from maxsep.lab.spec import RunSpec, options
 
 
 def outputs(logits, labels):
@@ -51,3 +54,36 @@ def test_prediction_covers_all_images_in_order_and_restores_the_mode(monkeypatch
     torch.testing.assert_close(whole.logits, parts.logits)
     torch.testing.assert_close(pipeline.network.head(whole.features), whole.logits)
     assert not whole.logits.requires_grad
+
+
+def test_the_calibration_error_is_that_of_the_scaled_logits():
+    """Cosines 0.9 and 0.8: exp(27) / (exp(27) + exp(24)) = 1 / (1 + exp(-3)) = 0.9526, and three of four are right."""
+    cosines = torch.tensor([[0.9, 0.8]] * 4)
+    labels = torch.tensor([0, 0, 0, 1])
+    metrics = measure(outputs(cosines, labels), F.cross_entropy, 30.0)
+    assert metrics["ece"] == pytest.approx(1 / (1 + math.exp(-3)) - 0.75, abs=1e-5)
+    assert metrics["softmax_scale"] == 30.0
+    bare = measure(outputs(cosines, labels), F.cross_entropy)
+    assert bare["ece"] == pytest.approx(0.75 - 1 / (1 + math.exp(-0.1)), abs=1e-5)
+    assert bare["softmax_scale"] == 1.0
+    assert [metrics[name] for name in ("top1", "loss", "per_class")] == [
+        bare[name] for name in ("top1", "loss", "per_class")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "metrics", "expected"),
+    [
+        ("cross_entropy", {}, {"ece": 0.1}, 0.1),
+        ("cross_entropy", {}, {"ece": 0.1, "softmax_scale": 1.0}, 0.1),
+        ("ldam", {}, {"ece": 0.1}, None),
+        ("ldam", {}, {"ece": 0.1, "softmax_scale": 30.0}, 0.1),
+        ("ldam", {"scale": 10.0}, {"ece": 0.1, "softmax_scale": 30.0}, None),
+        ("ldam", {"scale": 1.0}, {"ece": 0.1}, 0.1),
+        ("cross_entropy", {}, {}, None),
+        ("cross_entropy", {}, {"ece": None}, None),
+        ("cross_entropy", {}, {"ece": math.nan}, None),
+    ],
+)
+def test_a_record_tells_only_the_calibration_error_of_its_own_probabilities(loss, given, metrics, expected):
+    assert known_ece(RunSpec(loss=loss, loss_options=options(**given)), metrics) == expected

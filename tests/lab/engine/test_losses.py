@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maxsep.lab.data import long_tail_counts
 from maxsep.lab.engine import load_run, losses, train
@@ -119,3 +121,14 @@ def test_losses_without_deferred_weights_are_left_alone():
 def test_an_unknown_weighting_is_named():
     with pytest.raises(ValueError, match=r"unknown re-weighting 'inverse'. Known: effective"):
         losses.build_loss(RunSpec(loss="ldam", loss_options=options(reweight="inverse")), [50, 5])
+
+
+@given(scale=st.none() | st.floats(0.5, 60), seed=st.integers(0, 99))
+def test_the_scale_of_a_spec_is_that_of_its_loss(scale, seed):
+    """Without its margin, ldam is the likelihood of softmax(softmax_scale * cosines)."""
+    chosen = {"max_margin": 0.0} | ({} if scale is None else {"scale": scale})
+    spec = RunSpec(loss="ldam", loss_options=options(**chosen))
+    cosines = torch.rand(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    target = torch.tensor([0, 1, 2, 3, 0, 1])
+    likelihood = -(spec.softmax_scale * cosines).log_softmax(1)[torch.arange(6), target].mean()
+    torch.testing.assert_close(losses.build_loss(spec, [9, 5, 2, 1])(cosines, target), likelihood)

@@ -56,3 +56,15 @@ def test_a_result_that_cannot_be_read_is_named(folder, tmp_path, content):
     (copy / "result.json").write_text(content)
     with pytest.raises(ValueError, match=r"result.json cannot be read as a run's result"):
         load_run(copy)
+
+
+def test_a_run_with_ldam_is_calibrated_and_says_by_which_scale(tmp_path):
+    spec = RunSpec(head="cosine", loss="ldam", epochs=10, batch_size=64)
+    folder = train(spec, runs=tmp_path, execution=Execution(device="cpu"), progress=False)
+    told = json.loads((folder / "result.json").read_text())["metrics"]
+    assert told["top1"] > 0.9
+    assert told["ece"] < 0.1, "of the bare cosines it is above one half"
+    assert told["softmax_scale"] == 30.0
+    again = evaluate(folder)
+    assert (again["ece"], again["softmax_scale"]) == (pytest.approx(told["ece"], abs=1e-5), 30.0)
+    assert load_run(folder).history[-1]["ece"] == told["ece"]

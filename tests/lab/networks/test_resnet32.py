@@ -1,7 +1,9 @@
 import torch
 
+from maxsep.lab.engine.model import build_model
 from maxsep.lab.networks import ResNet32
 from maxsep.lab.networks.resnet32 import _PaddedSubsample
+from maxsep.lab.spec import RunSpec
 
 
 def test_shortcuts_take_every_second_pixel_and_pad_channels_evenly():
@@ -17,10 +19,9 @@ def test_shortcuts_have_no_parameters():
     assert not any("shortcut" in name for name, _ in ResNet32(10).named_parameters())
 
 
-def test_convolutions_and_head_start_kaiming_normal():
-    torch.manual_seed(0)
-    network = ResNet32(100)
+def test_in_a_run_convolutions_start_kaiming_normal_and_the_head_as_a_linear_layer_does():
+    network = build_model(RunSpec(network="resnet32", head="plain"), (3, 32, 32), 100)
     last = network.blocks[-1].conv2.weight
     assert abs(last.std().item() - (2 / (64 * 9)) ** 0.5) < 2e-3
-    assert abs(network.head.weight.std().item() - (2 / 64) ** 0.5) < 1e-2
-    assert network.head.bias.abs().max() <= 1 / 8
+    assert abs(network.head.weight.std().item() - 1 / (3 * 64) ** 0.5) < 2e-3  # uniform up to 1/8
+    assert max(value.abs().max() for value in network.head.parameters()) <= 1 / 8

@@ -60,6 +60,21 @@ def test_what_is_there_is_left_alone(tmp_path, asked):
     assert asked == []
 
 
+def test_a_record_of_other_probabilities_is_not_what_was_asked_for(tmp_path, asked):
+    spec = SPEC.replace(loss="ldam", head="cosine")
+    folder = tmp_path / spec.name
+    folder.mkdir()
+    for name in ("result.json", "weights.safetensors"):
+        (folder / name).write_text("{}")
+    scores = {name: {"full": {"auroc": 0.5}, "draws": {"repeats": 10}} for name in STEP.wish.scores}
+    record = {"schema": 1, "in_distribution": {"dataset": "digits"}, "sets": {"places": {"scores": scores}}}
+    record["mahalanobis"] = {"magnitudes": list(STEP.wish.magnitudes)}
+    for scale, expected in (({"softmax_scale": 30.0}, []), ({}, [spec.name])):
+        (folder / "detection.json").write_text(json.dumps(record | scale))
+        assert STEP([spec], place(tmp_path)) == ""
+        assert asked == expected
+
+
 def test_missing_outliers_are_told_before_training(tmp_path):
     with pytest.raises(FileNotFoundError, match="places is not in"):
         STEP.check([SPEC], tmp_path, tmp_path, download=False)

@@ -85,6 +85,16 @@ def test_a_tie_of_decimals_is_rounded_as_by_hand(tmp_path, run_folder):
     assert row(table, "plain", "1")[2].text == "34.76 ± 0.91"
 
 
+def test_the_highest_of_several_is_bold_and_one_alone_is_not(tmp_path, run_folder):
+    run_folder(tmp_path, RunSpec(head="plain"), top1=0.5)
+    (table,), _ = build(tmp_path)
+    assert row(table, "plain", "1")[2].tone == ""
+    run_folder(tmp_path, RunSpec(head="maxsep", radius=0.1), top1=0.4)
+    (table,), _ = build(tmp_path)
+    assert row(table, "plain", "1")[2].tone == "strong"
+    assert row(table, "maxsep", "0.1")[2].tone == ""
+
+
 def test_the_twin_is_no_second_gain(tmp_path, run_folder):
     for head, base in (("plain", 0.5), ("maxsep", 0.6), ("twin", 0.6)):
         for seed, shift in enumerate((0.0, 0.01, 0.005)):

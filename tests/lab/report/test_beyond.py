@@ -42,6 +42,8 @@ def test_the_papers_network_stands_against_the_papers_best(tmp_path, run_folder)
     run_folder(tmp_path, spec, top1=0.5)
     (table,) = beyond_section(settings(tmp_path)).tables
     (row,) = table.rows
+    assert row.cells[1].tone == "", "one row is the best of nothing"
+    assert "is no merit of a head" in table.caption
     assert (row.cells[2].text, row.cells[2].detail) == ("+4.88", "paper: 45.12")
 
 

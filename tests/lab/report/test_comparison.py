@@ -26,7 +26,7 @@ def test_runs_that_differ_in_more_than_the_head_are_not_compared(tmp_path, run_f
     full = next(s for s in settings if s.spec.epochs == 20 and s.spec.imbalance == 1)
     assert all(sorted(entry.records) == [0, 1] for entry in full.entries.values())
     labels = distinctions(settings)
-    assert labels[full.spec] == "epochs 20"
+    assert labels[full.spec] == "20 epochs"
 
 
 def test_the_control_has_the_same_radius_and_loss(tmp_path, run_folders):

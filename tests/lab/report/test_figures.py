@@ -8,7 +8,7 @@ import torch
 from maxsep.heads import build
 from maxsep.lab.report import figures, geometry, vectors
 from maxsep.lab.report.statistics import Summary
-from maxsep.lab.report.svg import canvas, finish
+from maxsep.lab.report.svg import canvas, colour_of, finish
 
 HISTORY = [{"epoch": epoch, "train_loss": 2.0 / (epoch + 1), "top1": 0.1 * epoch} for epoch in range(5)]
 
@@ -114,6 +114,69 @@ def test_learned_vectors_are_what_features_are_multiplied_by(head, tmp_path):
     logits = module(torch.eye(6)) - module(torch.zeros(1, 6))
     scale = 0.1 if head == "scaled" else 1.0
     torch.testing.assert_close(scale * found.T, logits.detach().double(), atol=1e-6, rtol=1e-6)
+
+
+LONG = "CIFAR-100, ResNet-32, imbalance 0.01, crop and flip, mixup 1, no Nesterov, weight decay 0.0002, radius 0.1"
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        lambda title: figures.frequency_figure("f", title, [500, 5], {"maxsep": [0.0, 0.1]}),
+        lambda title: figures.bars_figure("b", title, [("balanced", {"plain": Summary(0.7, 0.01, 3)})]),
+        lambda title: figures.curves_figure("l", title, {"plain": HISTORY}, {"plain": "plain"}),
+        lambda title: figures.accuracy_curves_figure("a", title, {"plain": HISTORY}, {"plain": "plain"}),
+        lambda title: geometry.twin_figure([2.0, 1.0], [2.0, 1.0], title=title),
+    ],
+)
+def test_a_long_title_takes_lines_and_no_room_of_the_axes(drawing):
+    long, short = drawing(LONG), drawing("T")
+    assert LONG not in long.svg
+    lines = re.findall(r">([^<>]*(?:CIFAR|mixup|radius)[^<>]*)<", long.svg)
+    assert " ".join(line.strip() for line in lines) == LONG
+    assert all(len(line) <= 50 for line in lines)
+    assert long.title == LONG, "in the words beside it the title is whole"
+    heights = [float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', figure.svg)[1]) for figure in (long, short)]
+    assert heights[0] - heights[1] == pytest.approx(72 * 0.18 * (len(lines) - 1), abs=0.01)
+
+
+def widths(text, colour):
+    """The widths of lines of a head, in points; what is not said is 1."""
+    return {
+        float(found[1]) if (found := re.search(r"stroke-width: ([\d.]+)", style)) else 1.0
+        for style in re.findall(r'style="([^"]*)"', text)
+        if f"stroke: {colour_of(colour)}" in style and "fill: none" in style
+    }
+
+
+def test_heads_that_train_alike_are_both_seen():
+    both = {"plain": HISTORY, "maxsep": HISTORY}
+    heads = {"plain": "plain", "maxsep": "maxsep"}
+    for drawing in (figures.curves_figure, figures.accuracy_curves_figure):
+        text = drawing("x", "T", both, heads).svg
+        assert min(widths(text, "plain")) > max(widths(text, "maxsep"))
+
+
+@pytest.mark.parametrize(("epochs", "most"), [(10, 10), (25, 25), (26, 13), (600, 25)])
+def test_markers_of_long_curves_are_thinned(epochs, most):
+    lines = [{"epoch": epoch, "top1": 0.5} for epoch in range(epochs)]
+    text = figures.accuracy_curves_figure("a", "T", {"maxsep": lines}, {"maxsep": "maxsep"}).svg
+    line = text[text.index('<g id="line2d', text.index('id="axes_1"')) : text.index('id="legend_1"')]
+    marked = re.findall(rf"<use [^>]*fill: {colour_of('maxsep')}", line)
+    assert len(marked) == most
+
+
+@pytest.mark.parametrize(("low", "shown"), [(0.19, {"0.2", "0.5", "1", "2"}), (0.004, {"0.01", "0.1", "1"})])
+def test_logarithmic_losses_are_written_out(low, shown):
+    lines = [{"epoch": 0, "train_loss": 4.0}, {"epoch": 1, "train_loss": low}]
+    text = figures.curves_figure("l", "T", {"maxsep": lines}, {"maxsep": "maxsep"}).svg
+    axis = text[text.index('id="matplotlib.axis_2"') : text.index("training loss")]
+    assert set(re.findall(r">([\d.]+)</text>", axis)) == shown
+    assert "tspan" not in axis, "no powers"
+
+
+def test_one_head_alone_is_named():
+    assert ">maxsep<" in figures.frequency_figure("f", "T", [500, 5], {"maxsep": [0.0, 0.1]}).svg
 
 
 def test_rings_at_one_place_can_be_told_apart():

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from maxsep.lab import recipes
-from maxsep.lab.report import render
+from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.report import outliers_figures, render
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
-from maxsep.lab.report.openset import features_section, openset_section
+from maxsep.lab.report.features import features_section
+from maxsep.lab.report.openset import openset_section, openset_sentences
 from maxsep.lab.report.outliers import outlier_sentences, outliers_section
 
 
@@ -120,7 +122,7 @@ def test_open_sets_over_splits(settings):
     table, splits = openset_section(settings).tables
     groups = [row.group for row in table.rows if row.group]
     assert groups == [
-        *("SVHN · splits 0, 1 of five", "CIFAR10 · all five splits"),
+        *("SVHN · splits 0 and 1 of five (not run: 2, 3 and 4)", "CIFAR10 · all five splits"),
         *("CIFAR+10 · all five splits", "CIFAR+50 · all five splits"),
     ]
     first = {row.cells[0].text: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows[5:10]}
@@ -130,7 +132,13 @@ def test_open_sets_over_splits(settings):
     difference = first["maxsep"]["AUROC of MLS, %"].value - first["plain"]["AUROC of MLS, %"].value
     assert first["maxsep"]["MLS over plain"].value == pytest.approx(difference)
     assert first["maxsep, radius 0.1"]["over scaled, same radius"].text != "= plain"
-    assert table.rows[0].cells[1].notes == ("The paper's number is a mean over five splits.",)
+    assert table.rows[0].cells[1].notes == (
+        "The paper's number is a mean over five splits, ours is that of splits 0 and 1.",
+    )
+    assert not table.rows[5].cells[1].notes
+    assert "paired t-test" in table.caption
+    assert table.caption.endswith("a little less to stand on than its p-value says.")
+    assert not any(row.cells[0].detail for row in table.rows), "all heads have the same splits"
     assert splits.columns == ("head", "split 0", "split 1", "split 2", "split 3", "split 4")
 
 
@@ -141,7 +149,65 @@ def test_a_split_with_the_classes_of_another_is_marked(settings):
         here = row.group or here
         marked[here] = [place for place, cell in enumerate(row.cells[1:]) if cell.notes]
     assert marked == {"SVHN": [1], "CIFAR10": [1], "CIFAR+10": [2], "CIFAR+50": [2]}
-    assert set(splits.notes) == {f"The same classes as split {n}, in another order." for n in (0, 1)}
+    assert set(splits.notes) == {f"The same known classes as split {n}, in another order." for n in (0, 1)}
+
+
+def measured(folder, run_folder, write_detection, only):
+    """The open-set section and sentences of made-up runs."""
+    for spec in recipes.get("openset").specs(only=only):
+        sets = {name: f"{name} classes" for name in parse_open_set(spec.dataset).unknown}
+        write_detection(run_folder(folder, spec, top1=0.9), spec, sets)
+    settings = settings_of(collect(folder).records)
+    return openset_section(settings), openset_sentences(settings)
+
+
+def test_one_split_says_what_is_missing_and_what_cannot_be_tested(tmp_path, run_folder, write_detection):
+    only = "dataset=osr_cifar10_0|osr_cifar+_0"
+    section, (told,) = measured(tmp_path, run_folder, write_detection, only)
+    (table,) = section.tables  # a table of splits would repeat it
+    groups = [row.group for row in table.rows if row.group]
+    assert groups == [
+        f"{name} · split 0 of five (not run: 1, 2, 3 and 4)" for name in ("CIFAR10", "CIFAR+10", "CIFAR+50")
+    ]
+    assert "Not run: SVHN." in section.text[0]
+    assert section.text[1].endswith("splits 0 and 1 of SVHN, 0 and 1 of CIFAR10, 1 and 2 of CIFAR+.")
+    assert table.notes == ("The paper's number is a mean over five splits, ours is that of split 0.",)
+    assert "is not testable" in table.caption
+    assert "t-test" not in table.caption
+    assert "in points, not testable. Under SGD the matrix at radius 1 is a plain head" in told
+    assert "1.20 (6 classes) or 1.33 (4 classes) times as large on the last layer" in told
+
+
+def test_a_head_with_fewer_splits_than_others_says_so(tmp_path, run_folder, write_detection):
+    measured(tmp_path, run_folder, write_detection, "dataset=osr_cifar10_0|osr_cifar10_2,head=plain")
+    run_folder(tmp_path, recipes.get("openset").specs(only="dataset=osr_cifar10_3,head=plain")[0])  # without detection
+    section, (told,) = measured(tmp_path, run_folder, write_detection, "dataset=osr_cifar10_0,head=maxsep")
+    table, _ = section.tables
+    assert table.rows[0].group == "CIFAR10 · splits 0 and 2 of five (not run: 1, 3 and 4)"
+    details = {row.cells[0].text: row.cells[0].detail for row in table.rows}
+    assert details == {
+        **{"plain": "", "plain, centred": ""},
+        **{"maxsep": "split 0 only", "maxsep, radius 0.1": "split 0 only"},
+    }
+    assert "stand on" not in table.caption, "these splits have different classes"
+    assert "(1 split); in points, not testable" in told
+
+
+def test_the_papers_number_is_that_of_five_splits_whatever_other_heads_have(tmp_path, run_folder, write_detection):
+    measured(tmp_path, run_folder, write_detection, "dataset=osr_cifar10_0,head=maxsep")
+    every = "|".join(f"osr_cifar10_{split}" for split in range(5))
+    section, _ = measured(tmp_path, run_folder, write_detection, f"dataset={every},head=plain")
+    notes = {row.cells[0].text: row.cells[2].notes for row in section.tables[0].rows}
+    assert notes["plain"] == ()
+    assert notes["maxsep"] == ("The paper's number is a mean over five splits, ours is that of split 0.",)
+
+
+def test_enough_splits_are_told_without_doubt(settings):
+    (told,) = openset_sentences(settings)
+    assert "in points, not testable on SVHN. Under SGD" in told
+    assert "(5 splits)" in told
+    (told,) = openset_sentences([s for s in settings if "svhn" not in s.spec.dataset])
+    assert told.endswith("in points.")
 
 
 def test_features_have_four_panels_and_two_curves_for_each_head(settings):
@@ -151,6 +217,24 @@ def test_features_have_four_panels_and_two_curves_for_each_head(settings):
     assert plane.svg.count(">unknown<") == 1, "one legend for all panels"
     assert "maxsep ends at" in norms.caption
     assert "plain, unknown" in norms.svg
+
+
+def test_panels_that_are_compared_have_one_scale(settings, monkeypatch):
+    limits, shown = [], []
+    keep, finish = outliers_figures._scatter, outliers_figures.finish
+    monkeypatch.setattr(outliers_figures, "_scatter", lambda *given: limits.append(given[-1]) or keep(*given))
+    monkeypatch.setattr(
+        outliers_figures,
+        "finish",
+        lambda figure, *told: shown.append([axes.get_xlim() for axes in figure.axes]) or finish(figure, *told),
+    )
+    features_section(settings)
+    assert len(limits) == 4
+    assert len(set(limits)) == 1  # heads and epochs
+    shown.clear()
+    outliers_section(settings)
+    assert shown
+    assert all(len(set(each)) == 1 for each in shown)
 
 
 def test_open_sets_are_in_no_table_of_accuracies(page):

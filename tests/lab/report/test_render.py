@@ -39,6 +39,32 @@ def test_figures_are_files_too(page):
     assert {"plane", "space", "radius-1"} <= names
 
 
+def test_figures_of_an_earlier_report_do_not_stay(tmp_path, run_folder):
+    run_folder(tmp_path / "runs", RunSpec())
+    out = tmp_path / "out"
+    render(tmp_path / "runs", out)
+    figures = out / "figures"
+    written = {path.name for path in figures.iterdir()}
+    data = json.loads((out / "report.json").read_text())
+    assert set(data["figures"]) == written
+    for name in ("old.svg", "mine.svg"):
+        (figures / name).write_text("<svg/>")
+    (tmp_path / "outside.svg").write_text("<svg/>")
+    data["figures"] += ["old.svg", "gone.svg", "../../outside.svg"]
+    (out / "report.json").write_text(json.dumps(data))
+    render(tmp_path / "runs", out)
+    assert {path.name for path in figures.iterdir()} == written | {"mine.svg"}, "what no report wrote stays"
+    assert (tmp_path / "outside.svg").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"figures": 3}', '{"figures": [3]}'])
+def test_a_damaged_earlier_report_is_replaced(tmp_path, run_folder, text):
+    run_folder(tmp_path / "runs", RunSpec())
+    (tmp_path / "report.json").write_text(text)
+    render(tmp_path / "runs", tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["figures"]
+
+
 def test_what_comes_from_outside_is_escaped(page):
     html = page.read_text()
     assert "<b>" not in html

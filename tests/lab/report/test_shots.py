@@ -1,12 +1,17 @@
+from pathlib import Path
+
 import pytest
 
 from maxsep.lab import recipes
+from maxsep.lab.engine.evaluation import known_ece
 from maxsep.lab.report.accuracy import accuracy_tables, results
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import Method, settings_of
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.shots import shots_of, shots_section
 from maxsep.lab.spec import RunSpec, options
+
+RESULTS = Path(__file__).parents[3] / "results" / "runs"
 
 
 def settings(folder):
@@ -35,6 +40,22 @@ def test_a_run_that_recorded_no_classes_is_shown_without_them(tmp_path, run_fold
     assert shots_of(setting.entries[Method("plain", 1.0)]) == {"many": {}, "medium": {}, "few": {}}
     (row,) = shots_section([setting]).tables[0].rows
     assert [cell.text for cell in row.cells[2:]] == ["50.00", *["\N{EN DASH}"] * 5]
+
+
+@pytest.mark.parametrize(("told", "shown"), [({}, "\N{EN DASH}"), ({"softmax_scale": 30.0}, "4.00")])
+def test_the_calibration_error_of_bare_cosines_is_not_shown(tmp_path, run_folder, told, shown):
+    run_folder(tmp_path, RunSpec(imbalance=0.1, head="cosine", loss="ldam"), metrics={"top1": 0.5, "ece": 0.04, **told})
+    (row,) = shots_section(settings(tmp_path)).tables[0].rows
+    assert row.cells[-1].text == shown
+
+
+def test_the_committed_runs_with_ldam_do_not_say_their_scale():
+    """They were made before it was recorded: their calibration errors stay in the records and out of the tables."""
+    found = [r for r in collect(RESULTS).records if r.spec.loss == "ldam"]
+    assert found
+    for record in found:
+        expected = record.metrics["ece"] if "softmax_scale" in record.metrics else None
+        assert known_ece(record.spec, record.metrics) == expected
 
 
 @pytest.fixture

@@ -30,3 +30,12 @@ def pictures(tmp_path_factory):
     for number, image in enumerate(load("digits").test.images[:40]):
         Image.fromarray(image[0].numpy()).save(folder / f"{number:03d}.png")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ldam(tmp_path_factory):
+    """A run whose logits are cosines and whose probabilities are those of 30 times them; and its exports."""
+    place = tmp_path_factory.mktemp("ldam")
+    spec = RunSpec(head="cosine", loss="ldam", calibration=0.2, epochs=8, batch_size=64)
+    run = train(spec, runs=place / "runs", execution=Execution(device="cpu"), progress=False)
+    return run, {format: export(run, place / format, format) for format in ("safetensors", "onnx")}

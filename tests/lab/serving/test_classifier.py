@@ -1,16 +1,20 @@
+import json
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import maxsep
+from maxsep import detect
 from maxsep.lab.data import load, prepare
 from maxsep.lab.engine import load_model, load_run, train
 from maxsep.lab.engine.calibration import SCORES
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.serving import export, open_classifier
 from maxsep.lab.spec import Execution, RunSpec
+from maxsep.surgery.whole_folder import write_folder
 
 IMAGES = load("digits").test.images[:50]
 
@@ -45,6 +49,52 @@ def test_the_thresholds_let_95_percent_of_the_calibration_data_pass(run):
     for name, score in SCORES.items():
         passed = (score(classifier.logits(held.images)) >= classifier.threshold(name) - 1e-5).double().mean().item()
         assert 0.95 <= passed < 0.96
+
+
+def test_the_thresholds_of_scaled_cosines_let_as_many_pass(ldam):
+    run, exported = ldam
+    held = prepare(load_run(run).spec).calibration
+    for classifier in (open_classifier(folder, "cpu") for folder in (run, *exported.values())):
+        for name in SCORES:
+            scores = classifier.scores(name, classifier.logits(held.images))
+            assert 0.95 <= (scores >= classifier.threshold(name) - 1e-5).double().mean().item() < 0.96
+
+
+def without_scale(folder, copy):
+    """An export or a run as they were written before they said their scale."""
+    shutil.copytree(folder, copy)
+    name = "result.json" if (copy / "result.json").is_file() else "maxsep.json"
+    told = json.loads((copy / name).read_text())
+    within = told.get("extra", told)
+    within.pop("softmax_scale", None)
+    told.get("metrics", {}).pop("softmax_scale", None)
+    del within["unknown"]["softmax_scale"]
+    within["unknown"]["thresholds"]["max_softmax"] = 0.15
+
+    def write(place):
+        for file in folder.iterdir():
+            if file.is_file() and file.name != "MANIFEST.json":
+                shutil.copy(file, place)
+        (place / name).write_text(json.dumps(told))
+
+    (copy / "MANIFEST.json").touch()
+    write_folder(copy, write)
+    return copy
+
+
+@pytest.mark.parametrize("format", ["run", "safetensors", "onnx"])
+def test_what_does_not_say_its_scale_is_read_with_its_own_thresholds(ldam, tmp_path, format):
+    run, exported = ldam
+    now = open_classifier(run, "cpu")
+    old = open_classifier(without_scale(run if format == "run" else exported[format], tmp_path / "old"), "cpu")
+    logits = old.logits(IMAGES)
+    assert torch.allclose(logits, now.logits(IMAGES), atol=1e-5)
+    assert torch.allclose(old.probabilities(logits), now.probabilities(logits))
+    assert old.threshold("max_softmax") == 0.15
+    assert torch.equal(old.scores("max_softmax", logits), detect.max_softmax(logits)), "as the threshold was set"
+    assert torch.equal(now.scores("max_softmax", logits), detect.max_softmax(30 * logits))
+    assert torch.equal(replace(now, unknown=None).scores("energy", logits), detect.energy(30 * logits))
+    assert torch.equal(now.scores("max_logit", logits), detect.max_logit(logits))
 
 
 def test_other_networks_and_heads_come_back_from_the_disk(tmp_path):

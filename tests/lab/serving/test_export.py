@@ -30,7 +30,7 @@ def test_labels_preprocessing_and_threshold_travel_with_the_model(run, exported,
         "std": result.preprocessing["std"],
     }
     assert told["threshold"] == result.unknown["thresholds"]["max_logit"]
-    assert told["extra"] == {"spec": result.spec.to_dict(), "unknown": result.unknown}
+    assert told["extra"] == {"spec": result.spec.to_dict(), "unknown": result.unknown, "softmax_scale": 1.0}
     assert told["maxsep_version"] == maxsep.__version__
     assert told["torch_version"] == torch.__version__
 
@@ -93,3 +93,17 @@ def test_what_cannot_be_exported_is_told(run, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r'need onnx and onnxscript: pip install "maxsep\[export\]"'):
         export(run, tmp_path / "model", "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["bare"]
+
+
+def test_a_program_reads_by_what_logits_are_multiplied(ldam):
+    run, exported = ldam
+    told = json.loads((exported["onnx"] / "maxsep.json").read_text())
+    assert told["extra"]["softmax_scale"] == told["extra"]["unknown"]["softmax_scale"] == 30.0
+    assert told["threshold"] <= 1, "the model gives cosines, and the largest of them is compared with it"
+    images = (load("digits").test.images.numpy() / 255 - told["preprocessing"]["mean"][0]) / told["preprocessing"][
+        "std"
+    ][0]
+    session = onnxruntime.InferenceSession(exported["onnx"] / "model.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"images": images.astype("float32")})
+    probabilities = (told["extra"]["softmax_scale"] * torch.from_numpy(logits)).softmax(1)
+    assert probabilities.max(1).values.mean() == pytest.approx(load_run(run).metrics["top1"], abs=0.1)

@@ -101,3 +101,23 @@ def test_bad_requests_are_told_before_an_image_is_read(classifier, options, told
 def test_images_of_two_channels_are_no_files(classifier):
     with pytest.raises(ValueError, match=r"1 channel \(grey\) or 3 \(RGB\), and the images here have 2"):
         list(predictions(replace(classifier, shape=(2, 8, 8), mean=torch.zeros(2)), [Path("a.png")]))
+
+
+@pytest.mark.parametrize("format", ["safetensors", "onnx"])
+def test_scaled_cosines_have_the_same_probabilities_before_and_after_export(ldam, paths, format):
+    run, exported = ldam
+    ours, theirs = open_classifier(run, "cpu"), open_classifier(exported[format], "cpu")
+    by_hand = torch.exp(30 * ours.logits(IMAGES).double())
+    by_hand = (by_hand / by_hand.sum(1, keepdim=True)).max(1).values.tolist()
+    for score in ("max_logit", "max_softmax", "energy"):
+        limit = ours.threshold(score)
+        assert theirs.threshold(score) == limit
+        found = [list(predictions(which, paths, score=score, threshold=limit)) for which in (ours, theirs)]
+        for one, other, expected in zip(*found, by_hand, strict=True):
+            assert one.top[0][1] == pytest.approx(expected, abs=1e-6)
+            assert other.top[0] == (one.top[0][0], pytest.approx(one.top[0][1], abs=1e-4))
+            assert other.score == pytest.approx(one.score, abs=1e-4)
+            if score == "max_softmax":
+                assert one.score == pytest.approx(one.top[0][1])
+        assert sum(answer.unknown for answer in found[0]) < 10
+    assert sum(by_hand) / len(by_hand) > 0.8, "of the bare cosines it is near one fifth"

@@ -60,7 +60,7 @@ class OpenSet:
 
     @property
     def same_classes_as(self) -> int | None:
-        """An earlier split with the same classes in another order, which is no independent repetition."""
+        """An earlier split with the same known classes in another order, which is no independent repetition."""
         lists = KNOWN[self.benchmark]
         return next((i for i in range(self.split) if set(lists[i]) == set(self.known)), None)
 

@@ -29,19 +29,22 @@ CONVENTIONS = {
 """What the measures are; all are fractions."""
 
 
-def logit_scores(logits: Tensor) -> dict[str, Tensor]:
+def logit_scores(logits: Tensor, softmax_scale: float = 1.0) -> dict[str, Tensor]:
     """Score logits (N, C) in every way that needs nothing else; `_centred`: the mean logit of a sample removed.
+
+    Softmax and energy are those of softmax_scale * logits, see `RunSpec.softmax_scale`.
 
     >>> scores = logit_scores(torch.tensor([[3.0, 1.0]]))
     >>> {name: round(score.item(), 2) for name, score in scores.items()}
     {'max_softmax': 0.88, 'max_logit': 3.0, 'energy': 3.13, 'max_logit_centred': 1.0, 'energy_centred': 1.13}
     """
+    scaled = softmax_scale * logits
     return {
-        "max_softmax": max_softmax(logits),
+        "max_softmax": max_softmax(scaled),
         "max_logit": max_logit(logits),
-        "energy": energy(logits),
+        "energy": energy(scaled),
         "max_logit_centred": max_logit(logits, centre=True),
-        "energy_centred": energy(logits, centre=True),
+        "energy_centred": energy(scaled, centre=True),
     }
 
 

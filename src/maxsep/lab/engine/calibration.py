@@ -25,7 +25,21 @@ TPR = 0.95
 """The part of known images that a threshold lets pass."""
 
 
-def calibrate(network: Network, mean: Tensor, std: Tensor, images: ImageSet) -> dict[str, Any]:
+def scores_of(name: str, logits: Tensor, softmax_scale: float = 1.0) -> Tensor:
+    """Score logits (N, C): those that go through a softmax or its denominator take softmax_scale * logits.
+
+    The largest logit is one of the model's own outputs, whatever they are multiplied by later.
+
+    >>> from torch import tensor
+    >>> [round(scores_of(name, tensor([[0.1, 0.0]]), 30.0).item(), 4) for name in SCORES]
+    [0.1, 0.9526, 3.0486]
+    """
+    return SCORES[name](logits if name == "max_logit" else softmax_scale * logits)
+
+
+def calibrate(
+    network: Network, mean: Tensor, std: Tensor, images: ImageSet, softmax_scale: float = 1.0
+) -> dict[str, Any]:
     """Set the threshold of every score so that 95 % of these images reach it.
 
     The network is folded and computes in full precision, as it does in use: a threshold found in bfloat16 would be
@@ -36,15 +50,17 @@ def calibrate(network: Network, mean: Tensor, std: Tensor, images: ImageSet) -> 
         mean: (C,), on the scale of 0 to 1.
         std: (C,).
         images: In-distribution images, on the network's device, that no other number of the run depends on.
+        softmax_scale: `RunSpec.softmax_scale`.
 
     Returns:
-        Plain JSON types: the `score` to use by default, the `tpr`, the number of `images`, and the `thresholds` by
-        score. The fewer the images, the rougher: below 20 the threshold is the lowest score among them.
+        Plain JSON types: the `score` to use by default, the `tpr`, the number of `images`, the `softmax_scale`, and the
+        `thresholds` by score. The fewer the images, the rougher: below 20 the threshold is the lowest score among them.
     """
     plain = cast(Network, fold(network).float())
     logits = predict(Pipeline(plain, mean, std).to(images.images.device), images).logits
-    thresholds = {name: threshold_at_tpr(score(logits), TPR) for name, score in SCORES.items()}
-    return {"score": SCORE, "tpr": TPR, "images": len(images), "thresholds": thresholds}
+    thresholds = {name: threshold_at_tpr(scores_of(name, logits, softmax_scale), TPR) for name in SCORES}
+    told = {"score": SCORE, "tpr": TPR, "images": len(images), "softmax_scale": softmax_scale}
+    return told | {"thresholds": thresholds}
 
 
 def check_score(name: str) -> None:

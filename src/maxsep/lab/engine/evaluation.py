@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from maxsep.analysis import expected_calibration_error
 from maxsep.lab.data import ImageSet
 from maxsep.lab.engine.losses import Loss
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.spec import RunSpec
 
 BATCH = 1000
 """Images of one evaluation batch; fixed, so that results do not depend on the training batch."""
@@ -47,12 +50,17 @@ def predict(pipeline: Pipeline, images: ImageSet, precision: AbstractContextMana
     return Outputs(torch.cat(logits), torch.cat(features), images.labels)
 
 
-def measure(outputs: Outputs, loss: Loss) -> dict[str, Any]:
+def measure(outputs: Outputs, loss: Loss, softmax_scale: float = 1.0) -> dict[str, Any]:
     """Compute the metrics of a split; accuracies are fractions.
 
+    Args:
+        outputs: What a network says.
+        loss: The loss it was trained with; it scales logits itself.
+        softmax_scale: `RunSpec.softmax_scale`: probabilities are softmax(softmax_scale * logits).
+
     Returns:
-        `top1`, `top5` (top C if there are fewer than five classes), `loss`, `ece` (15 bins), `per_class` (None for
-        a class without images) and `balanced`, the mean over the classes that have images.
+        `top1`, `top5` (top C if there are fewer than five classes), `loss`, `ece` (15 bins) with its `softmax_scale`,
+        `per_class` (None for a class without images) and `balanced`, the mean over the classes that have images.
 
     >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
     >>> outputs = Outputs(logits, logits, torch.tensor([0, 1, 1]))
@@ -72,7 +80,22 @@ def measure(outputs: Outputs, loss: Loss) -> dict[str, Any]:
         "top1": sum(correct) / len(labels),
         "top5": int(hits.any(dim=1).sum()) / len(labels),
         "loss": loss(logits, labels).item(),
-        "ece": expected_calibration_error(logits.softmax(dim=1), labels),
+        "ece": expected_calibration_error((softmax_scale * logits).softmax(dim=1), labels),
+        "softmax_scale": softmax_scale,
         "balanced": sum(present) / len(present),
         "per_class": per_class,
     }
+
+
+def known_ece(spec: RunSpec, metrics: Mapping[str, Any]) -> float | None:
+    """Give the calibration error of a record; None if it is not that of the probabilities which the loss trains.
+
+    Records without `softmax_scale` are of the bare logits, which is right for every loss but `ldam`.
+
+    >>> known_ece(RunSpec(), {"ece": 0.02}), known_ece(RunSpec(loss="ldam"), {"ece": 0.78})
+    (0.02, None)
+    """
+    found = metrics.get("ece")
+    if metrics.get("softmax_scale", 1.0) != spec.softmax_scale:
+        return None
+    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import LDAM_SCALE, RunSpec
 from maxsep.losses import (
     BalancedSoftmaxLoss,
     LabelAwareSmoothingLoss,
@@ -93,6 +93,18 @@ def reweight(loss: Loss, spec: RunSpec, class_counts: Sequence[int], epoch: int)
         loss.reweight(effective_number_weights(class_counts, beta, dtype=torch.float64) if due else None)
 
 
+def last_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
+    """Build the spec's loss as its last epoch has it, by which finished runs are judged.
+
+    >>> spec = RunSpec(loss="ldam", loss_options=(("reweight", "effective"),))
+    >>> last_loss(spec, [500, 5]).weight.round(decimals=3).tolist()
+    [0.02, 1.98]
+    """
+    loss = build_loss(spec, class_counts)
+    reweight(loss, spec, class_counts, spec.epochs - 1)
+    return loss
+
+
 def _reweighting(spec: RunSpec) -> dict[str, Any]:
     chosen = {"reweight": "effective", "reweight_from": 0, "reweight_beta": 0.9999, **dict(spec.loss_options)}
     if chosen["reweight"] != "effective":
@@ -106,7 +118,7 @@ def _ldam(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
         _reweighting(spec)
         own = tuple((key, value) for key, value in spec.loss_options if key not in deferred)
         spec = spec.replace(loss_options=own)
-    return LDAMLoss(class_counts, **_take(spec, max_margin=0.5, scale=30.0))
+    return LDAMLoss(class_counts, **_take(spec, max_margin=0.5, scale=LDAM_SCALE))
 
 
 def _logit_adjusted(spec: RunSpec, class_counts: Sequence[int]) -> Loss:

@@ -12,7 +12,7 @@ import torch
 from maxsep.analysis import angular_fisher_score
 from maxsep.lab.data import normalisation, prepare
 from maxsep.lab.engine.evaluation import measure, predict
-from maxsep.lab.engine.losses import build_loss, reweight
+from maxsep.lab.engine.losses import last_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.record import SCHEMA, read_metrics, read_weights
 from maxsep.lab.networks import Network
@@ -109,15 +109,15 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
         device: Where to compute.
 
     Returns:
-        `top1`, `top5`, `loss`, `ece`, `balanced`, `per_class` and `angular_fisher`.
+        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `angular_fisher`.
     """
     network, spec = load_model(folder)
     data = prepare(spec, data_root)
     mean, std = normalisation(spec.normalisation, data)
     pipeline = Pipeline(network.float(), mean, std).to(device)
     outputs = predict(pipeline, data.test.to(device))
-    loss = build_loss(spec, data.train.class_counts)
+    loss = last_loss(spec, data.train.class_counts)
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
-    reweight(loss, spec, data.train.class_counts, spec.epochs - 1)
-    return measure(outputs, loss) | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}
+    metrics = measure(outputs, loss, spec.softmax_scale)
+    return metrics | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}

@@ -164,7 +164,8 @@ class Trainer:
 
     def _evaluate(self) -> tuple[dict[str, Any], float]:
         outputs = predict(self.pipeline, self.data.test, self.fabric.autocast())
-        return measure(outputs, self.loss), angular_fisher_score(outputs.features, outputs.labels)
+        metrics = measure(outputs, self.loss, self.spec.softmax_scale)
+        return metrics, angular_fisher_score(outputs.features, outputs.labels)
 
     def _affordable(self) -> bool:
         """Skip a resume point that is due if saving would take more than a fiftieth of the time.
@@ -229,7 +230,8 @@ class Trainer:
             "resumed": state.resumed,
         }
         if self.data.calibration is not None:
-            result["unknown"] = calibrate(network, self.mean, self.std, self.data.calibration)
+            calibration, scale = self.data.calibration, spec.softmax_scale
+            result["unknown"] = calibrate(network, self.mean, self.std, calibration, scale)
         self.folder.finish(dict(network.state_dict()), state.history, result)
 
     def _account(self) -> None:

@@ -12,8 +12,8 @@ from maxsep.lab.networks.blocks import conv3x3, stages
 class ResNet32(Network):
     """Three stages of 5 blocks, 16, 32 and 64 wide, with shortcuts that have no parameters.
 
-    Convolutions and the linear head start with Kaiming-normal weights (fan-in, gain of the ReLU); the head's
-    bias keeps PyTorch's own start. With 100 outputs it has 470,004 parameters.
+    Convolutions start with Kaiming-normal weights (fan-in, gain of the ReLU), the linear head as PyTorch draws it. With
+    100 outputs it has 470,004 parameters.
 
     Args:
         num_outputs: Outputs of the linear head.
@@ -27,7 +27,7 @@ class ResNet32(Network):
         self.blocks = stages((5, 5, 5), (16, 32, 64), _PaddedSubsample)
         self.head = nn.Linear(self.num_features, num_outputs)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
+            if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
 
     def features(self, images: Tensor) -> Tensor:

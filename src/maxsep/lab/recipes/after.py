@@ -78,7 +78,7 @@ class Detect:
         """Read every set of outliers once, so that a missing one is one error before the first run."""
         seen: set[tuple[str, str]] = set()
         for spec in specs:
-            if self._is_done(runs / spec.name):
+            if self._is_done(runs / spec.name, spec):
                 continue
             split = parse_open_set(spec.dataset)
             for name in self.wish.sets(spec.dataset):
@@ -94,8 +94,9 @@ class Detect:
     def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
         """Detect with the runs that have not done so yet."""
         notes = []
-        for folder in (place.runs / spec.name for spec in specs):
-            if not (folder / "result.json").is_file() or self._is_done(folder):
+        for spec in specs:
+            folder = place.runs / spec.name
+            if not (folder / "result.json").is_file() or self._is_done(folder, spec):
                 continue
             if not (folder / "weights.safetensors").is_file():
                 notes.append("Some runs were kept without weights, so nothing can be detected with them any more.")
@@ -106,6 +107,6 @@ class Detect:
                     ensure_detection(folder, self.wish, data_root=place.data_root, device=place.device)
         return " ".join(dict.fromkeys(notes))
 
-    def _is_done(self, folder: Path) -> bool:
+    def _is_done(self, folder: Path, spec: RunSpec) -> bool:
         record = read_detection(folder)
-        return record is not None and covers(record, self.wish)
+        return record is not None and covers(record, self.wish, spec.softmax_scale)

@@ -10,7 +10,7 @@ from typing import Any
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, distinctions
 from maxsep.lab.report.family import Family, family, is_echo
-from maxsep.lab.report.statistics import Comparison, Summary
+from maxsep.lab.report.statistics import Comparison, Summary, highest
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent, rounded
 from maxsep.lab.spec import RunSpec
 
@@ -23,9 +23,9 @@ COLUMNS = (
     "gain over scaled, same radius",
 )
 CAPTION = (
-    "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. Below each "
-    "gain: the verdict of a paired two-sided t-test. In colour: what is still more than noise after correction for "
-    "the number of tests in these tables."
+    "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. In bold: "
+    "the highest mean of several. Below each gain: the verdict of a paired two-sided t-test. In colour: what is still "
+    "more than noise after correction for the number of tests in these tables."
 )
 _CENTRED = (
     "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "
@@ -101,7 +101,7 @@ def results(settings: Sequence[Setting], tests: Family | None = None) -> list[di
 
 def _rows(setting: Setting, distinction: str, tests: Family) -> list[Row]:
     methods = list(setting.entries)
-    best = max((summary.mean for entry in setting.entries.values() if (summary := entry.summary())), default=None)
+    best = highest(entry.summary() for entry in setting.entries.values())
     rows = []
     for method in methods:
         rows.append(_row(setting, setting.entries[method], best, tests))

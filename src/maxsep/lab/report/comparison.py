@@ -234,7 +234,7 @@ def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
         varying = [name for name in _loud_fields() if _varies(name, alike if name in _OF_STAGE else peers)]
         if "optimiser" in varying and _follows(peers):
             varying = [name for name in varying if name not in _OF_OPTIMISER]
-        words = [_field_in_words(name, getattr(spec, name)) for name in varying]
+        words = filter(None, (_field_in_words(name, getattr(spec, name)) for name in varying))
         told[spec] = ", ".join([*(["second stage"] if second else []), *words])
     return told
 
@@ -288,8 +288,19 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
 
 
 def _field_in_words(name: str, value: object) -> str:
+    """Say a field and its value as people do; options that were left alone are not worth a word.
+
+    >>> _field_in_words("epochs", 200), _field_in_words("network_options", (("feature_size", 2),))
+    ('200 epochs', 'feature size 2')
+    >>> _field_in_words("network_options", ())
+    ''
+    """
     if name == "augmentation":
         return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
+    if name == "epochs":
+        return f"{value} epoch{'' if value == 1 else 's'}"
+    if isinstance(value, tuple):
+        return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value)
     word = _CAPITALS.get(name, name.replace("_", " "))
     if isinstance(value, bool):
         return word if value else f"no {word}"
@@ -301,6 +312,4 @@ def _field_in_words(name: str, value: object) -> str:
 def _plain_text(value: object) -> str:
     if isinstance(value, RunSpec):
         return f"a run of {value.epochs} epochs"
-    if isinstance(value, tuple):
-        return " ".join(f"{key}={item}" for key, item in value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

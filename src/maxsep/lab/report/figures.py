@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maxsep.lab.report.statistics import Summary
-from maxsep.lab.report.svg import INK, SOFT, Figure, canvas, colour_of, finish, legend_below
+from maxsep.lab.report.svg import INK, SOFT, Figure, canvas, colour_of, finish, head_line, legend_below
 
 _DASHES = {"scaled": (0, (5, 2)), "twin": (0, (1.5, 1.5))}
 _DODGE = 1.05
 """Heads are drawn this factor to the left and right of their radius."""
 _MARKERS = {"plain": "s", "scaled": "^", "maxsep": "o"}
+_UNDER: dict[str, dict[str, Any]] = {"plain": {"linewidth": 3.2, "alpha": 0.5}}
+"""Curves drawn broad and pale below the others: where heads train alike, both are seen."""
+_MOST_MARKERS = 25
 
 
 def radius_figure(
@@ -83,9 +86,8 @@ def frequency_figure(id: str, title: str, counts: Sequence[int], gains: Mapping[
         axes.minorticks_off()
         axes.set_xlabel("training images of the class (frequent to rare)")
         axes.set_ylabel("gain over plain, points")
-        axes.set_title(title)
-        if len(gains) > 1:
-            legend_below(figure)
+        head_line(axes, title)
+        legend_below(figure)
         words = "; ".join(f"{head}: mean gain {100 * sum(v) / len(v):+.1f} points" for head, v in gains.items())
         alt = f"Gain per class over the plain head against class frequency, {title}. {words}."
         return finish(figure, id, title, "", alt)
@@ -117,7 +119,7 @@ def bars_figure(id: str, title: str, groups: Sequence[tuple[str, Mapping[str, Su
         axes.set_ylim(start, min(100.0, highest + 0.08 * (highest - start) + 0.5))
         axes.set_xticks(range(len(groups)), [label for label, _ in groups])
         axes.set_ylabel("test accuracy, %" + (f" (axis from {start:.0f})" if start > 0.5 else ""))
-        axes.set_title(title)
+        head_line(axes, title)
         legend_below(figure)
         words = "; ".join(
             f"{label}: " + ", ".join(f"{head} {100 * s.mean:.1f}" for head, s in bars.items()) for label, bars in groups
@@ -139,16 +141,15 @@ def curves_figure(
     with canvas(4.8, 3.0) as (figure, axes):
         for label, lines in histories.items():
             points = [(line["epoch"] + 1, line["train_loss"]) for line in lines if "train_loss" in line]
-            style = _look(labels[label])
-            style["marker"] = ""
+            style = _look(labels[label]) | {"marker": ""} | _UNDER.get(labels[label], {})
             axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
         values = [line["train_loss"] for lines in histories.values() for line in lines if "train_loss" in line]
         if values and min(values) > 0 and max(values) > 20 * min(values):
-            axes.set_yscale("log")
+            _logarithmic(axes, max(values) / min(values))
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("training loss")
-        axes.set_title(title)
+        head_line(axes, title)
         legend_below(figure)
         ends = "; ".join(
             f"{label} ends at {lines[-1].get('train_loss', float('nan')):.3g}"
@@ -178,16 +179,27 @@ def accuracy_curves_figure(
         return None
     with canvas(4.8, 3.0) as (figure, axes):
         for label, found in points.items():
-            style = _look(labels[label])
-            style["markersize"] = 3
+            style = _look(labels[label]) | {"markersize": 3, "markevery": -(-len(found) // _MOST_MARKERS)}
+            style |= _UNDER.get(labels[label], {})
             axes.plot([x for x, _ in found], [y for _, y in found], label=label, **style)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("test accuracy, %")
-        axes.set_title(title)
+        head_line(axes, title)
         legend_below(figure)
         ends = "; ".join(f"{label} ends at {found[-1][1]:.1f}" for label, found in points.items())
         return finish(figure, id, title, "", f"Accuracy in percent over epochs, {title}: {ends}.")
+
+
+def _logarithmic(axes: Any, ratio: float) -> None:
+    """Make the vertical axis logarithmic with numbers that are read without counting powers: 0.1, 1, 10."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    steps = (1.0,) if ratio > 100 else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _look(head: str) -> dict[str, Any]:

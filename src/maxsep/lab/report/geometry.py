@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from maxsep.lab.report.svg import INK, RULE, SOFT, Figure, canvas, colour_of, finish, legend_below
+from maxsep.lab.report.svg import INK, RULE, SOFT, Figure, canvas, colour_of, finish, head_line, legend_below
 
 
 def plane_figure() -> Figure:
@@ -129,7 +129,7 @@ def twin_figure(losses_a: Sequence[float], losses_b: Sequence[float], id: str = 
         axes.plot(epochs, losses_b, color=colour_of("twin"), linewidth=1.4, label="twin (a plain layer)")
         axes.set_xlabel("epoch")
         axes.set_ylabel("training loss")
-        axes.set_title(title or "The matrix and its twin")
+        head_line(axes, title or "The matrix and its twin")
         legend_below(figure)
         caption = f"Largest distance between the two curves: {distance:.1e}."
         alt = f"Two training curves that coincide to {distance:.1e}."

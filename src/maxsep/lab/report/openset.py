@@ -1,19 +1,18 @@
-"""Open-set recognition: means over the splits of each benchmark, every split, and features in the plane."""
+"""Open-set recognition: means over the splits of each benchmark, and every split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from maxsep.lab.data.open_set import SPLITS, OpenSet, parse_open_set
+from maxsep.lab.data.open_set import SOURCES, SPLITS, OpenSet, parse_open_set
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import BASE_HEADS, Method, Setting
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.outliers import measured
-from maxsep.lab.report.outliers_figures import norms_figure, plane_features_figure
-from maxsep.lab.report.statistics import Comparison, Summary, adjust, compare, summarise
+from maxsep.lab.report.statistics import MIN_SEEDS, Comparison, Summary, adjust, compare, summarise
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, rounded, signed
 from maxsep.lab.spec import RunSpec
 
@@ -25,12 +24,13 @@ _COLUMNS = (
     *("head", "AUROC of MSP, %", "AUROC of MLS, %", "OSCR of MLS, %", "accuracy, %"),
     *("MLS over plain", "over plain, centred", "over scaled, same radius"),
 )
-_CAPTION = (
-    "Accuracy is that on known classes. Means over splits, with the sample standard deviation; all known against all "
-    "unknown test images. Gains in percentage points of AUROC over common splits, with a paired t-test below; in "
-    "colour: what holds after correction for the tests of this table, in grey: noise. Two of the five splits share "
-    "their classes, so the test has a little less to stand on than its p-value says."
+_CAPTION = "Accuracy is that on known classes; all known against all unknown test images."
+_SEVERAL = (
+    "Means over splits, with the sample standard deviation. Gains in percentage points of AUROC over common splits, "
+    "with a paired t-test below; in colour: what holds after correction for the tests of this table, in grey: noise."
 )
+_ONE = "One run of each head: a gain is the difference of two runs, in percentage points of AUROC, and is not testable."
+_SHARED = "Splits with the same known classes leave the test a little less to stand on than its p-value says."
 
 
 @dataclass
@@ -71,6 +71,11 @@ class _Line:
         name = f"{score}_centred" if self.centred and score == "max_logit" else score
         return self.benchmark.values(self.method, lambda r: measured(r, self.outliers, name, measure, "full"))
 
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """The splits that were measured."""
+        return tuple(sorted({key % 1000 for key in self.auroc("max_logit")}))
+
     def accuracy(self) -> dict[int, float]:
         return self.benchmark.values(self.method, lambda r: r.value("top1") if r.detection else None)
 
@@ -85,48 +90,67 @@ def openset_section(settings: Sequence[Setting]) -> Section | None:
         return None
     text = (
         "A few classes are trained on, and test images of others are to be told from theirs. MSP is the maximum "
-        "softmax probability, MLS the maximum logit. CIFAR+10 and CIFAR+50 share their trained models.",
+        "softmax probability, MLS the maximum logit. CIFAR+10 and CIFAR+50 share their trained models."
+        + _not_run(lines),
+        "The benchmarks have five splits of classes each, of which two have the same known classes in another order: "
+        f"{_same_classes()}.",
     )
-    return Section("openset", "Open-set recognition", text, (_table(lines), _split_table(lines)))
+    tables = (_table(lines), _split_table(lines)) if any(len(line.splits) > 1 for line in lines) else (_table(lines),)
+    return Section("openset", "Open-set recognition", text, tables)
+
+
+def _not_run(lines: Sequence[_Line]) -> str:
+    missing = [name.upper() for name in _SETS.values() if name.upper() not in {_label(line) for line in lines}]
+    return f" Not run: {', '.join(missing)}." if missing else ""
+
+
+def _same_classes() -> str:
+    """Name the two splits of each benchmark that have the same known classes.
+
+    >>> _same_classes()
+    'splits 0 and 1 of SVHN, 0 and 1 of CIFAR10, 1 and 2 of CIFAR+'
+    """
+    found = [
+        f"{twin} and {split} of {benchmark.upper()}"
+        for benchmark in SOURCES
+        for split in range(SPLITS)
+        if (twin := OpenSet(benchmark, split).same_classes_as) is not None
+    ]
+    return f"splits {', '.join(found)}"
 
 
 def openset_sentences(settings: Sequence[Setting]) -> list[str]:
     """Say what the matrix does at radius 1 to the AUROC of MLS on each benchmark; the table has the tests."""
-    words = []
+    words, few = [], {}
     for line in _all_lines(settings):
         over = compare(line.auroc("max_logit"), line.other(Method("plain", 1.0)).auroc("max_logit"))
         if line.method == Method("maxsep", 1.0) and over is not None:
             words.append(f"{signed(over.difference, scale=100)} on {_label(line)} ({_splits(over.n)})")
+            if over.n < MIN_SEEDS:
+                few[_label(line)] = _benchmark(line.benchmark)
     if not words:
         return []
-    return [f"Open sets, AUROC of the maximum logit, the matrix at radius 1 over plain: {', '.join(words)}; in points."]
+    told = f"Open sets, AUROC of the maximum logit, the matrix at radius 1 over plain: {', '.join(words)}; in points"
+    return [f"{told}{_doubt(few, among=len(words))}."]
 
 
-def features_section(settings: Sequence[Setting]) -> Section | None:
-    """Draw features in the plane and their norms over the epochs, for runs that kept them."""
-    records: dict[str, Record] = {}
-    for setting in settings:
-        for method, entry in setting.entries.items():
-            found = [r for _, r in sorted(entry.records.items()) if _is_plane(r)]
-            if found and method.full_label not in records:
-                records[method.full_label] = found[0]
-    if not records:
-        return None
-    figures = [plane_features_figure("features-plane", records)]
-    logged = {label: r for label, r in records.items() if any("norm_unknown" in line for line in r.history)}
-    if logged:
-        histories = {label: r.history for label, r in logged.items()}
-        figures.append(norms_figure("features-norms", histories, {label: r.spec.head for label, r in logged.items()}))
-    text = (
-        "A network whose last features are two numbers. The paper says that features of unknown classes become shorter "
-        "than those of known ones; the curves show the mean norms of both.",
+def _doubt(few: Mapping[str, str], among: int) -> str:
+    """Say what few splits cannot, and what the theorem lets one expect: the recipe trains with SGD.
+
+    Args:
+        few: Name and benchmark of the sets with too few splits for a test.
+        among: How many sets there are.
+    """
+    if not few:
+        return ""
+    where = "" if len(few) == among else f" on {', '.join(few)}"
+    classes = sorted({len(OpenSet(benchmark, 0).known) for benchmark in few.values()}, reverse=True)
+    rates = " or ".join(f"{number / (number - 1):.2f} ({number} classes)" for number in classes)
+    return (
+        f", not testable{where}. Under SGD the matrix at radius 1 is a plain head with its mean logit "
+        f"removed and a learning rate {rates} times as large on the last layer, so that and other initial weights may "
+        "be all there is to it"
     )
-    return Section("features", "Features in the plane", text, figures=tuple(f for f in figures if f is not None))
-
-
-def _is_plane(record: Record) -> bool:
-    found = (record.features or {}).get("epochs", {})
-    return bool(found) and all(len(point) == 2 for told in found.values() for point in told["known"])
 
 
 def _all_lines(settings: Sequence[Setting]) -> list[_Line]:
@@ -162,9 +186,10 @@ def _table(lines: Sequence[_Line]) -> Table:
     rows: list[Row] = []
     last = ""
     for place, line in enumerate(lines):
-        label = _group(line)
+        group = _measured_splits(line, lines)
+        label = _group(line, group)
         cells = (
-            _name(line),
+            _name(line, group),
             EMPTY if line.centred else _auroc(line, "max_softmax"),
             _auroc(line, "max_logit"),
             _percent(line.auroc("max_logit", "oscr")),
@@ -175,25 +200,52 @@ def _table(lines: Sequence[_Line]) -> Table:
             cells = (*cells[:-1], Cell("= plain", "at radius 1", "muted"))
         rows.append(Row(cells, label if label != last else ""))
         last = label
-    return Table("openset", "Open-set recognition", _COLUMNS, tuple(rows), _CAPTION, 1)
+    return Table("openset", "Open-set recognition", _COLUMNS, tuple(rows), _caption(lines), 1)
 
 
-def _group(line: _Line) -> str:
-    splits = sorted(line.benchmark.splits)
+def _caption(lines: Sequence[_Line]) -> str:
+    several = any(len(line.auroc("max_logit")) > 1 for line in lines)
+    splits = [(line, OpenSet(_benchmark(line.benchmark), split)) for line in lines for split in line.splits]
+    shared = any(split.same_classes_as in line.splits for line, split in splits)
+    return " ".join([_CAPTION, _SEVERAL if several else _ONE, *([_SHARED] if shared else [])])
+
+
+def _measured_splits(line: _Line, lines: Sequence[_Line]) -> tuple[int, ...]:
+    """The splits that some head was measured on, with the benchmark and the unknown classes of this line."""
+    alike = [other for other in lines if other.benchmark is line.benchmark and other.outliers == line.outliers]
+    return tuple(sorted({split for other in alike for split in other.splits}))
+
+
+def _group(line: _Line, splits: tuple[int, ...]) -> str:
     spec = line.benchmark.spec
     epochs = "" if spec.epochs == _EPOCHS else f" · {spec.epochs} epoch{'' if spec.epochs == 1 else 's'}"
-    numbers = ", ".join(map(str, splits))
-    some = f"only split {numbers} of five" if len(splits) == 1 else f"splits {numbers} of five"
-    told = "all five splits" if len(splits) == SPLITS else some
+    missing = [split for split in range(SPLITS) if split not in splits]
+    told = f"{_numbered(splits)} of five (not run: {_numbers(missing)})" if missing else "all five splits"
     return f"{_label(line)} · {told}{epochs}"
+
+
+def _numbered(splits: Sequence[int]) -> str:
+    """Say which splits.
+
+    >>> _numbered((0,)), _numbered((0, 2)), _numbered((0, 1, 4))
+    ('split 0', 'splits 0 and 2', 'splits 0, 1 and 4')
+    """
+    return f"split{'' if len(splits) == 1 else 's'} {_numbers(splits)}"
+
+
+def _numbers(splits: Sequence[int]) -> str:
+    *first, last = map(str, splits)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _splits(count: int) -> str:
     return f"{count} split{'' if count == 1 else 's'}"
 
 
-def _name(line: _Line) -> Cell:
-    return Cell(f"{line.method.full_label}, centred" if line.centred else line.method.full_label)
+def _name(line: _Line, splits: tuple[int, ...]) -> Cell:
+    """A head's name; below it the splits of its mean, if other heads have more."""
+    name = f"{line.method.full_label}, centred" if line.centred else line.method.full_label
+    return Cell(name, "" if line.splits == splits else f"{_numbered(line.splits)} only")
 
 
 def _comparisons(line: _Line) -> tuple[Comparison | None, Comparison | None, Comparison | None]:
@@ -213,17 +265,17 @@ def _auroc(line: _Line, score: str) -> Cell:
     cell = _percent(line.auroc(score))
     if number is None or line.centred:
         return cell
-    return Cell(cell.text, f"paper {number.value:.2f}", cell.tone, cell.value, _notes(line.benchmark))
+    return Cell(cell.text, f"paper {number.value:.2f}", cell.tone, cell.value, _notes(line))
 
 
-def _notes(benchmark: _Benchmark) -> tuple[str, ...]:
-    spec, notes = benchmark.spec, []
+def _notes(line: _Line) -> tuple[str, ...]:
+    spec, notes = line.benchmark.spec, []
     if spec.epochs != _EPOCHS:
         notes.append(f"The protocol trains {_EPOCHS} epochs, these runs {spec.epochs}: not the same experiment.")
     if spec.max_train is not None or spec.max_test is not None:
         notes.append("These runs read a part of the data only: not the same experiment.")
-    if len(benchmark.splits) < SPLITS:
-        notes.append("The paper's number is a mean over five splits.")
+    if len(line.splits) < SPLITS:
+        notes.append(f"The paper's number is a mean over five splits, ours is that of {_numbered(line.splits)}.")
     return tuple(notes)
 
 
@@ -236,15 +288,18 @@ def _percent(values: dict[int, float]) -> Cell:
 
 
 def _split_table(lines: Sequence[_Line]) -> Table:
-    """Every split by itself; one with the classes of an earlier one is marked."""
+    """Every split by itself; one with the known classes of an earlier one is marked."""
     rows: list[Row] = []
     last = ""
     for line in lines:
-        cells = [_name(line), *(_split_cell(line, split) for split in range(SPLITS))]
+        cells = [_name(line, line.splits), *(_split_cell(line, split) for split in range(SPLITS))]
         rows.append(Row(tuple(cells), _label(line) if _label(line) != last else ""))
         last = _label(line)
     columns = ("head", *(f"split {split}" for split in range(SPLITS)))
-    caption = "AUROC of MLS in percent; below it the accuracy on known classes. Means over seeds if there are several."
+    caption = (
+        "AUROC of MLS in percent; below it the accuracy on known classes; a dash where a split was not run. Means over "
+        "seeds if there are several."
+    )
     return Table("openset-splits", "Split by split", columns, tuple(rows), caption, 1)
 
 
@@ -254,7 +309,7 @@ def _split_cell(line: _Line, split: int) -> Cell:
     if not values:
         return EMPTY
     twin = OpenSet(_benchmark(line.benchmark), split).same_classes_as
-    notes = () if twin is None else (f"The same classes as split {twin}, in another order.",)
+    notes = () if twin is None else (f"The same known classes as split {twin}, in another order.",)
     detail = "" if line.centred or not right else f"accuracy {rounded(summarise(right).mean, scale=100)}"
     mean = summarise(values).mean
     return Cell(rounded(mean, scale=100), detail, "", 100 * mean, notes)

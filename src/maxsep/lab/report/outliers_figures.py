@@ -24,8 +24,10 @@ def energy_figure(id: str, title: str, shapes: Mapping[str, Mapping[str, Any]]) 
         shapes: For each head's label, a histogram of `detection.json`.
     """
     with panels(4.8, 0.8 + 1.75 * len(shapes), len(shapes), 1) as (figure, grid):
+        ends = [edge for shape in shapes.values() for edge in shape["edges"]]
         for axes, (name, shape) in zip(grid.flat, shapes.items(), strict=True):
             edges = shape["edges"]
+            axes.set_xlim(min(ends), max(ends))
             for label, key, colour in (("in-distribution", "known", KNOWN), ("outliers", "outside", OUTSIDE)):
                 axes.stairs(shape[key], edges, fill=True, alpha=0.3, color=colour, linewidth=0)
                 axes.stairs(shape[key], edges, color=colour, linewidth=1.4, label=label)
@@ -57,17 +59,17 @@ def plane_features_figure(id: str, records: Mapping[str, Record]) -> Figure | No
     told = {name: (record.features or {})["epochs"] for name, record in records.items()}
     epochs = sorted({int(epoch) for found in told.values() for epoch in found})
     with panels(4.8, 0.7 + 2.55 * len(records), len(records), len(epochs)) as (figure, grid):
+        clouds = [cloud for found in told.values() for cloud in found.values()]
+        values = [value for cloud in clouds for point in (*cloud["known"], *cloud["unknown"]) for value in point]
+        limits = (min(0.0, min(values)), max(values))
         for column, epoch in enumerate(epochs):
-            clouds = [found[str(epoch)] for found in told.values() if str(epoch) in found]
-            values = [value for cloud in clouds for point in (*cloud["known"], *cloud["unknown"]) for value in point]
-            limits = (min(0.0, min(values)), max(values))
             for row, (name, record) in enumerate(records.items()):
                 axes = grid[row][column]
                 _scatter(axes, record.features or {}, str(epoch), limits)
                 axes.set_title(f"{name}, epoch {epoch}")
         legend_below(figure, markerscale=2.5)
         heads, times = ", ".join(records), ", ".join(map(str, epochs))
-        caption = "Features of test images: known classes in colour, unknown classes as crosses. Heads share a scale."
+        caption = "Features of test images: known classes in colour, unknown classes as crosses. All have one scale."
         alt = f"Two-dimensional features of known and unknown classes for {heads} after epochs {times}."
         return finish(figure, id, "Features in the plane", caption, alt)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsep.lab.data.open_set import parse_open_set
-from maxsep.lab.report import fisher, openset, outliers, provenance, sections, vectors
+from maxsep.lab.report import features, fisher, openset, outliers, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
 from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
@@ -81,7 +81,7 @@ def build(
         vectors.geometry_section(closed),
         outliers.outliers_section(test),
         openset.openset_section(test),
-        openset.features_section(test),
+        features.features_section(test),
         sections.curves_section(closed),
         runtime_section([s for s in settings if s.spec.validation == 0], collection.timings),
     )
@@ -110,17 +110,29 @@ def _finding(closed: list[Setting], tests: Family, test: list[Setting]) -> Findi
 
 
 def write(report: Report, out: str | Path) -> Path:
-    """Write a report's files."""
+    """Write a report's files; figures that an earlier report left there, and this one does not have, are removed."""
     folder = Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for figure in (figure for section in report.sections for figure in section.figures):
-        (folder / "figures" / f"{figure.id}.svg").write_text(figure.file, encoding="utf-8")
+    figures = {f"{figure.id}.svg": figure for section in report.sections for figure in section.figures}
+    for name in _figures_of(folder / "report.json") - figures.keys():
+        (folder / "figures" / name).unlink(missing_ok=True)
+    for name, figure in figures.items():
+        (folder / "figures" / name).write_text(figure.file, encoding="utf-8")
     (folder / "report.md").write_text(_fill("page.md.j2", report, escape=False), encoding="utf-8")
     text = json.dumps(to_json(report), indent=1, ensure_ascii=False)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
     page = folder / "report.html"
     page.write_text(_fill("page.html.j2", report, escape=True), encoding="utf-8")
     return page
+
+
+def _figures_of(former: Path) -> set[str]:
+    """The figures that an earlier report says it wrote: nothing else in the folder is ours to remove."""
+    try:
+        found = json.loads(former.read_text(encoding="utf-8"))["figures"]
+        return {name for name in found if Path(name).name == name and name.endswith(".svg")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -133,6 +145,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "test": TEST,
         "facts": dict(report.facts),
         "results": list(report.results),
+        "figures": [f"{figure.id}.svg" for section in report.sections for figure in section.figures],
         "tables": [table.to_dict() for section in report.sections for table in section.tables],
         "problems": [
             {"folder": str(problem.folder), "kind": problem.kind, "reason": problem.reason}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from maxsep.analysis import accuracy_by_shot
+from maxsep.lab.engine.evaluation import known_ece
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.collect import Record
@@ -82,9 +83,16 @@ def _row(setting: Setting, entry: Entry) -> Row:
             percent(entry.summary()),
             best,
             *(_short(summarise(list(shots[group].values())) if shots[group] else None) for group in GROUPS),
-            _short(entry.summary("ece")),
+            _short(_ece(entry)),
         )
     )
+
+
+def _ece(entry: Entry) -> Summary | None:
+    """Mean and spread of the calibration errors; a record with that of other probabilities than the loss's has none."""
+    found = (known_ece(record.spec, record.metrics) for _, record in sorted(entry.records.items()))
+    values = [value for value in found if value is not None]
+    return summarise(values) if values else None
 
 
 def _short(summary: Summary | None) -> Cell:

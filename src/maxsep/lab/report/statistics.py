@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics as _statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -63,6 +63,16 @@ def summarise(values: Sequence[float]) -> Summary:
         raise ValueError("cannot summarise no values; give at least one.")
     std = _statistics.stdev(values) if len(values) > 1 else None
     return Summary(mean(values), std, len(values))
+
+
+def highest(summaries: Iterable[Summary | None]) -> float | None:
+    """The highest of several means; nothing if there is but one, which is the best of nothing.
+
+    >>> highest([summarise([0.5]), None, summarise([0.7])]), highest([summarise([0.5]), None])
+    (0.7, None)
+    """
+    means = [summary.mean for summary in summaries if summary is not None]
+    return max(means) if len(means) > 1 else None
 
 
 def mean(values: Sequence[float]) -> float:

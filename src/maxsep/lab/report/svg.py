@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 INK, SOFT, RULE, PAPER = "#1d2329", "#5c6670", "#d5dade", "#fefefe"
@@ -70,6 +71,9 @@ _STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
     "figure.constrained_layout.use": True,
 }
+
+_TITLE_LETTERS, _TITLE_LINE = 50, 0.18
+"""Letters that fit over axes of a figure 4.8 inches wide, and the height of a further line in inches."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,14 @@ def finish(figure: Any, id: str, title: str, caption: str, alt: str) -> Figure:
     text = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
     return Figure(id, title, caption, alt, text)
+
+
+def head_line(axes: Any, title: str) -> None:
+    """Write a title over axes as wide as the figure, in as many lines as it needs; the figure grows by those lines."""
+    lines = fill(title, _TITLE_LETTERS)
+    axes.set_title(lines)
+    figure = axes.figure
+    figure.set_figheight(figure.get_figheight() + _TITLE_LINE * lines.count("\n"))
 
 
 def legend_below(figure: Any, markerscale: float = 1.0) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maxsep.lab.engine import load_model, load_run
-from maxsep.lab.engine.calibration import SCORE, check_score
+from maxsep.lab.engine.calibration import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.networks import Shape
 from maxsep.lab.spec import RunSpec
@@ -36,6 +36,7 @@ class Classifier:
         std: (C,).
         unknown: The thresholds of the run, as `calibration.calibrate` gives them, or None.
         forward: Maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
+        spec: What was trained.
     """
 
     source: Path
@@ -45,10 +46,23 @@ class Classifier:
     std: Tensor
     unknown: dict[str, Any] | None
     forward: Callable[[Tensor], Tensor]
+    spec: RunSpec
 
     def logits(self, images: Tensor) -> Tensor:
         """Map uint8 images (B, C, H, W) to logits (B, classes), float32, on the CPU."""
         return self.forward((images / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The probabilities (B, classes), float64, that logits stand for: softmax(spec.softmax_scale * logits)."""
+        return (self.spec.softmax_scale * logits.double()).softmax(1)
+
+    def scores(self, score: str, logits: Tensor) -> Tensor:
+        """Score logits (B, classes) on the scale of the thresholds: (B,), float64.
+
+        Thresholds of `ldam` that do not say their scale were set on the bare cosines, and are compared with these.
+        """
+        scale = self.spec.softmax_scale if self.unknown is None else float(self.unknown.get("softmax_scale", 1.0))
+        return scores_of(score, logits, scale)
 
     @property
     def score(self) -> str:
@@ -59,6 +73,12 @@ class Classifier:
         """The threshold that was set for a score on held-out data, or None."""
         check_score(score)
         return None if self.unknown is None else float(self.unknown["thresholds"][score])
+
+
+def is_export(folder: str | Path) -> bool:
+    """Whether a folder holds what `export` wrote, and no run; only its names are looked at."""
+    folder = Path(folder)
+    return (folder / DESCRIPTION).is_file() and not (folder / "result.json").is_file()
 
 
 def open_classifier(folder: str | Path, device: str = "auto") -> Classifier:
@@ -95,26 +115,26 @@ def _from_run(folder: Path, device: str) -> Classifier:
         )
     network, _ = load_model(folder)
     told = run.preprocessing
-    return _classifier(folder, tuple(told["classes"]), told, run.unknown, _in_torch(fold(network), device))
+    return _classifier(folder, tuple(told["classes"]), told, run.unknown, _in_torch(fold(network), device), run.spec)
 
 
 def _from_safetensors(folder: Path, device: str) -> Classifier:
     description = read_description(folder, WEIGHTS)
+    spec = RunSpec.from_dict(description["extra"]["spec"])
     told, labels = description["preprocessing"], tuple(description["labels"])
     channels, height, width = told["shape"]
     with torch.random.fork_rng(devices=[]):
-        network = build_model(RunSpec.from_dict(description["extra"]["spec"]), (channels, height, width), len(labels))
+        network = build_model(spec, (channels, height, width), len(labels))
     plain = fold(network)
     load(folder, plain)
-    return _classifier(folder, labels, told, description["extra"]["unknown"], _in_torch(plain, device))
+    return _classifier(folder, labels, told, description["extra"]["unknown"], _in_torch(plain, device), spec)
 
 
 def _from_onnx(folder: Path) -> Classifier:
     description = read_description(folder, ONNX)
+    told, labels, extra = description["preprocessing"], tuple(description["labels"]), description["extra"]
     session = open_onnx(folder / ONNX)
-    return _classifier(
-        folder, tuple(description["labels"]), description["preprocessing"], description["extra"]["unknown"], session
-    )
+    return _classifier(folder, labels, told, extra["unknown"], session, RunSpec.from_dict(extra["spec"]))
 
 
 def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
@@ -145,10 +165,11 @@ def _classifier(
     told: dict[str, Any],
     unknown: dict[str, Any] | None,
     forward: Callable[[Tensor], Tensor],
+    spec: RunSpec,
 ) -> Classifier:
     channels, height, width = told["shape"]
     mean, std = torch.tensor(told["mean"]), torch.tensor(told["std"])
-    return Classifier(folder, labels, (channels, height, width), mean, std, unknown, forward)
+    return Classifier(folder, labels, (channels, height, width), mean, std, unknown, forward, spec)
 
 
 def _in_torch(model: nn.Module, device: str) -> Callable[[Tensor], Tensor]:

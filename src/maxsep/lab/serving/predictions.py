@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from maxsep.lab.data.decode import decode, warn_of_reduced
-from maxsep.lab.engine.calibration import SCORES, check_score
+from maxsep.lab.engine.calibration import check_score
 from maxsep.lab.serving.classifier import Classifier
 from maxsep.lab.serving.files import Unreadable
 
@@ -67,8 +67,8 @@ def _predictions(
         # what cannot be read stays in the batch as a black image: no number depends on its neighbours
         array[list(errors)] = 0
         logits = classifier.logits(torch.from_numpy(array))
-        scores = SCORES[score](logits).tolist()
-        best = logits.double().softmax(1).topk(top)
+        scores = classifier.scores(score, logits).tolist()
+        best = classifier.probabilities(logits).topk(top)
         for position, path in enumerate(part):
             if position in errors:
                 yield Unreadable(str(path), str(errors[position]))

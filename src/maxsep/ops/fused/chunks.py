@@ -21,6 +21,8 @@ OWN_SHARE = {"triton": 0.025, "torch": 0.0125}
 """Scratch beside the weight and its gradient, as a part of both together; what is not in place needs copies."""
 EXTRA_SHARE = 0.04
 """All that is taken beside them, in the same measure, but for carries and numbers per class: a twentieth with these."""
+ALIGNED = 16
+"""Scratch starts at a multiple of so many numbers."""
 OWN_LEAST = {"cuda": 4 << 20, "cpu": 1 << 18}
 """Bytes of scratch that are never too many."""
 
@@ -61,6 +63,15 @@ class Sizes:
     def row(self) -> int:
         """Bytes of one row of the gradient."""
         return self.width * self.weight_item
+
+    def padded(self, rows: int) -> int:
+        """Return the length of a row of logits in memory."""
+        return -(-rows // self.pad) * self.pad
+
+    def numbers(self, rows: int) -> int:
+        """Return how many numbers of scratch a chunk takes: its logits, then its composed weight."""
+        numbers = self.batch * self.padded(rows) + (rows * self.width if self.folds else 0)
+        return -(-numbers // ALIGNED) * ALIGNED
 
 
 def own_bytes(sizes: Sizes, device: torch.device, form: str) -> int:
@@ -108,100 +119,83 @@ def equal_chunks(sizes: Sizes, most_bytes: int, grain: int, wave: int = 1) -> tu
 def borrowing_chunks(
     sizes: Sizes, most_bytes: int, own_bytes: int, grain: int, wave: int = 1
 ) -> tuple[tuple[int, int], ...]:
-    """Split the classes, last ones first, into chunks whose scratch fits the rows of the gradient not yet written.
+    """Split the classes into chunks whose scratch fits the rows of the gradient not yet written and `own_bytes` more.
 
-    The gradient of the rows [0, start) is written after that of the chunk [start, stop), so until then its memory is
-    free. Towards the first class less and less of it is, and chunks shrink until their logits fit `own_bytes`; the
-    composed weight beside them is smaller and still borrows. Products over a number of classes that is no multiple of
-    the padding are slow on matrix units: where the first chunk would be one, and large, its odd end goes first, alone.
+    The gradient of the rows from `stop` on is written after that of the chunk [start, stop), so until then its memory
+    is free, and chunks shrink towards the last class. Products over a number of classes that is no multiple of the
+    padding are slow on matrix units: where the last chunk would be one, and large, its odd end goes alone.
 
     >>> borrowing_chunks(Sizes(40, 3, 1, 4, 4, False), 120, 24, 2)
-    ((30, 40), (24, 30), (18, 24), (14, 18), (12, 14), (10, 12), (8, 10), (6, 8), (4, 6), (2, 4), (0, 2))
+    ((0, 10), (10, 18), (18, 24), (24, 28), (28, 32), (32, 34), (34, 36), (36, 38), (38, 40))
     """
     chunks = []
-    stop = sizes.num_classes
-    while stop:
-        # scratch of c classes within the stop - c rows below: c * per_class <= (stop - c) * row, but for the padding
-        padding = sizes.per_output * (sizes.pad - 1)
-        borrowed = max(0, stop * sizes.row - padding) // (sizes.per_class + sizes.row)
-        beside = min(own_bytes // sizes.per_output, stop * sizes.row // (sizes.per_folded + sizes.row))
-        size = max(borrowed, beside, own_bytes // sizes.per_class)
-        size = _whole(min(size, max(1, most_bytes // sizes.per_class)), wave)
-        start = max(0, -(-(stop - size) // grain) * grain)
-        is_slow = stop % sizes.pad > 0 and stop - start >= wave > 1
-        if is_slow or start >= stop:
-            start = (stop - 1) // grain * grain
+    start, last = 0, sizes.num_classes
+    while start < last:
+        # c classes take c * per_class bytes, within (last - start - c) rows and the own
+        size = ((last - start) * sizes.row + own_bytes) // (sizes.per_class + sizes.row)
+        size = _whole(min(size, most_bytes // sizes.per_class), wave)
+        stop = min(start + max(grain, _whole(size, grain)), last)
+        if stop % sizes.pad and stop - start > max(wave, grain):
+            stop -= stop % grain
         chunks.append((start, stop))
-        stop = start
+        start = stop
     return tuple(chunks)
 
 
 class Scratch:
-    """Memory for what a chunk needs: at the front of another tensor where that is free, else of its own.
+    """Memory for what a chunk needs: at the end of a gradient whose last rows are still free, else of its own.
 
     Args:
         sizes: What the bytes follow from.
         chunks: All that will be asked for.
-        lender: The gradient, whose rows before a chunk are free.
         like: Has the precision of the products.
-        spare: What is free throughout; taken in place of own memory if it suffices.
+        lender: Contiguous memory, the gradient and `rows_beside` it.
     """
 
     def __init__(
-        self,
-        sizes: Sizes,
-        chunks: Sequence[tuple[int, int]],
-        lender: Tensor | None,
-        like: Tensor,
-        spare: Tensor | None = None,
+        self, sizes: Sizes, chunks: Sequence[tuple[int, int]], like: Tensor, lender: Tensor | None = None
     ) -> None:
-        self._sizes, self._lends = sizes, lender is not None
-        self._rooms: dict[tuple[int, bool, bool], tuple[Tensor, Tensor]] = {}
-        need = max((self._own_numbers(start, stop) for start, stop in chunks), default=0)
-        self._own = like.new_empty(need) if spare is None or spare.numel() < need else spare.view(-1)
-        self._lender, self._nothing = self._own, like.new_empty(0, 0)
-        if lender is not None:
-            whole = lender.nbytes // like.element_size() * like.element_size()
-            self._lender = lender.view(-1).view(torch.uint8)[:whole].view(like.dtype)
+        self._sizes = sizes
+        self._rooms: dict[int, tuple[Tensor, Tensor]] = {}
+        if lender is None:
+            lender = like.new_empty(max((sizes.numbers(stop - start) for start, stop in chunks), default=0))
+        size = like.element_size()
+        whole = lender.nbytes // (ALIGNED * size) * ALIGNED * size
+        self._memory = lender.view(-1).view(torch.uint8)[:whole].view(like.dtype)
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return room for the logits (batch, c) and for the composed weight (c, width) of a chunk of c classes.
 
         Chunks of one size share it, down to the tensor objects.
         """
-        key = stop - start, self._fits(start, stop), self._folded_fits(start, stop)
-        if key not in self._rooms:
-            self._rooms[key] = self._room(*key)
-        return self._rooms[key]
+        rows = stop - start
+        if rows not in self._rooms:
+            batch, width, padded = self._sizes.batch, self._sizes.width, self._sizes.padded(rows)
+            first = self._memory.numel() - self._sizes.numbers(rows)
+            logits = self._memory.as_strided((batch, rows), (padded, 1), first)
+            folded = (rows, width) if self._sizes.folds else (0, 0)
+            self._rooms[rows] = logits, self._memory.as_strided(folded, (width, 1), first + batch * padded)
+        return self._rooms[rows]
 
-    def _room(self, rows: int, fits: bool, folded_fits: bool) -> tuple[Tensor, Tensor]:
-        batch, width = self._sizes.batch, self._sizes.width
-        padded = self._padded(rows)
-        logits = (self._lender if fits else self._own).as_strided((batch, rows), (padded, 1))
-        if not self._sizes.folds:
-            return logits, self._nothing
-        if folded_fits and not fits:
-            return logits, self._lender.as_strided((rows, width), (width, 1))
-        return logits, (self._lender if fits else self._own).as_strided((rows, width), (width, 1), batch * padded)
+    def rounded(self, wide: Tensor) -> Tensor:
+        """Round a tensor, into this memory if it is large enough: no chunk needs it any more."""
+        if self._memory.numel() < wide.numel():
+            return wide.to(self._memory.dtype)
+        return self._memory[-wide.numel() :].view(wide.shape).copy_(wide)
 
-    def _padded(self, rows: int) -> int:
-        return -(-rows // self._sizes.pad) * self._sizes.pad
 
-    def _numbers(self, rows: int) -> int:
-        return self._sizes.batch * self._padded(rows) + (rows * self._sizes.width if self._sizes.folds else 0)
+def rows_beside(sizes: Sizes, chunks: Sequence[tuple[int, int]], least_bytes: int) -> int:
+    """Return how many rows more than it has the gradient must be given for the scratch of every chunk to fit behind it.
 
-    def _own_numbers(self, start: int, stop: int) -> int:
-        if self._fits(start, stop):
-            return 0
-        if self._folded_fits(start, stop):
-            return self._sizes.batch * self._padded(stop - start)
-        return self._numbers(stop - start)
-
-    def _fits(self, start: int, stop: int) -> bool:
-        return self._lends and self._sizes.item * self._numbers(stop - start) <= start * self._sizes.row
-
-    def _folded_fits(self, start: int, stop: int) -> bool:
-        return self._lends and (stop - start) * self._sizes.per_folded <= start * self._sizes.row
+    >>> sizes = Sizes(40, 3, 1, 4, 4, False)
+    >>> rows_beside(sizes, [(0, 30), (30, 40)], 0), rows_beside(sizes, [(0, 30), (30, 40)], 400)
+    (102, 116)
+    """
+    taken = (
+        (sizes.item * sizes.numbers(stop - start), (sizes.num_classes - stop) * sizes.row) for start, stop in chunks
+    )
+    missing = max(least_bytes, *(scratch - free for scratch, free in taken))
+    return -(-(missing + ALIGNED * sizes.item) // sizes.row)
 
 
 def _of(table: dict[str, int], device: torch.device) -> int:

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from maxsep.ops.dispatch import wide_dtype
 from maxsep.ops.fused import torch_form
-from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, borrowing_chunks, equal_chunks, most_bytes, own_bytes, wave
+from maxsep.ops.fused.chunks import (
+    GRAIN,
+    Scratch,
+    Sizes,
+    borrowing_chunks,
+    equal_chunks,
+    most_bytes,
+    own_bytes,
+    rows_beside,
+    wave,
+)
 from maxsep.ops.fused.householder import LastClass, basis_factors, last_logits
 from maxsep.ops.fused.logits_side import separated, unseparated_
 from maxsep.ops.fused.products import add_product, product
@@ -92,8 +102,8 @@ class Stream:
         carry = like.new_zeros(batch)
         # a product that ends in the log-sum-exp writes no logits
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
-        chunks = self._chunks(sizes)
-        scratch = Scratch(sizes, chunks, None, self.x)
+        chunks = self._chunks(sizes, first_pass=True)
+        scratch = Scratch(sizes, chunks, self.x)
         joined = self.steps.accumulating(self.x, self.target, state, self.scale) if self.joins else None
         for start, stop in chunks:
             logits, room = scratch.take(start, stop)
@@ -124,20 +134,33 @@ class Stream:
         wants_x, wants_weight, wants_offset = wants
         columns = lse.new_empty(self.num_classes if wants_offset else 0)
         factors = self._factors(lse, a, u, None if v is None else v / self.num_classes, carries, columns)
-        dx = torch.zeros(self.x.shape if wants_x else 0, dtype=self.wide, device=self.x.device)
-        # on the sides of the recursive P there is one row more than in the weight, cut off at the end
-        dw = self.weight.new_empty(self.streamed if wants_weight else 0, self.x.shape[1])
-        rounded = dx if dx.dtype == self.x.dtype else torch.empty_like(dx, dtype=self.x.dtype)
-        # until the gradient of x is rounded into it, that memory serves the last chunks
-        spare = None if rounded is dx else rounded
-        self._second_pass(factors, carries, wants, (dx, dw, columns), spare)
+        chunks, scratch, dw = self._second_plan(wants_x, wants_weight)
+        dx = self._second_pass(factors, carries, wants, (dw, columns), chunks, scratch)
+        if wants_x and dx.dtype != self.wide:
+            dx = dx.clone()  # out of the scratch, now that the wide sum is gone
         if wants_offset and self.joins and self.scale != 1:
             columns[: self.streamed] /= self.scale  # the offset comes after the factor
-        if rounded is not dx:
-            dx = rounded.copy_(dx)  # frees the wide sum before the adjoint takes memory
         if wants_weight and self.side == "weight":
             self.steps.adjoint_(dw, self.radius, self.wide)
+        # on the sides of the recursive P there is one row more than in the weight
         return dx, dw[: len(self.weight)], columns
+
+    def _second_plan(self, wants_x: bool, wants_weight: bool) -> tuple[Sequence[tuple[int, int]], Scratch, Tensor]:
+        """Return the chunks of the second pass, their scratch, and room for the gradient of the folded weight.
+
+        Kernels that write in place have their scratch in the rows of the gradient not yet written, and in some more
+        behind them, which stay with it. Chunks of a size that was asked for could be larger than all that.
+        """
+        x, sizes = self.x, self.sizes
+        if not wants_weight or self.chunk or self.form != "triton":
+            chunks = self._chunks(sizes)[::-1]
+            dw = self.weight.new_empty(self.streamed if wants_weight else 0, x.shape[1])
+            return chunks, Scratch(sizes, chunks, x), dw
+        most, own = most_bytes(x.device), own_bytes(sizes, x.device, self.form)
+        chunks = borrowing_chunks(sizes, most, own, self.grain, wave(x.device))
+        rounded = x.nbytes if wants_x and x.dtype != self.wide else 0
+        dw = self.weight.new_empty(self.streamed + rows_beside(sizes, chunks, rounded), x.shape[1])
+        return chunks, Scratch(sizes, chunks, x, dw), dw[: self.streamed]
 
     def _factors(
         self, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None, carries: Tensor, columns: Tensor
@@ -156,16 +179,15 @@ class Stream:
         factors: _Factors,
         carries: Tensor,
         wants: tuple[bool, bool, bool],
-        gradients: tuple[Tensor, Tensor, Tensor],
-        spare: Tensor | None,
-    ) -> None:
-        """Write the gradients of x, of the weight that P is folded into, and of the offset; its scratch ends here."""
-        x, sizes, (dx, dw, columns) = self.x, self.sizes, gradients
+        gradients: tuple[Tensor, Tensor],
+        chunks: Sequence[tuple[int, int]],
+        scratch: Scratch,
+    ) -> Tensor:
+        """Write the gradients of the weight that P is folded into and of the offset, and return that of x."""
+        x, (dw, columns) = self.x, gradients
         wants_x, wants_weight, wants_offset = wants
+        dx = torch.zeros(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
         later = dx.new_zeros(len(x))
-        lender = dw if wants_weight and self.form == "triton" else None
-        chunks = self._chunks(sizes, last_first=True, borrows=lender is not None)
-        scratch = Scratch(sizes, chunks, lender, x, spare)
         joined = self.steps.differentiating(x, self.target, factors, self.scale) if self.joins else None
         for turn, (start, stop) in enumerate(chunks):
             g, room = scratch.take(start, stop)
@@ -187,21 +209,19 @@ class Stream:
                 add_product(dx, g, weight)
             if wants_weight:
                 product(g.T, x, dw[start : start + len(weight)], self.outer_scale)
+        return scratch.rounded(dx) if wants_x and dx.dtype != x.dtype else dx
 
-    def _chunks(self, sizes: Sizes, *, last_first: bool = False, borrows: bool = False) -> Sequence[tuple[int, int]]:
+    def _chunks(self, sizes: Sizes, *, first_pass: bool = False) -> Sequence[tuple[int, int]]:
         own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
         unit = wave(self.x.device)
         if self.chunk:
             own = most = self.chunk * sizes.per_class
             unit = 1
-        elif borrows:
-            return borrowing_chunks(sizes, most, own, self.grain, unit)
-        elif self.form == "triton" and not last_first:
+        elif self.form == "triton" and first_pass:
             own = max(own, sizes.num_classes * sizes.row)  # what the gradient will take is free in the first pass
         elif self.side == "logits":
             own //= 3  # running sums are copies
-        chunks = equal_chunks(sizes, min(own, most), self.grain, unit)
-        return chunks[::-1] if last_first else chunks
+        return equal_chunks(sizes, min(own, most), self.grain, unit)
 
     def _carries(self) -> Tensor:
         if self.side == "householder":
@@ -219,7 +239,11 @@ class Stream:
             return like.new_empty(-(-self.num_classes // self.grain), self.x.shape[1])
         if self.side == "householder":
             return like.new_empty(self.x.shape[0])
-        return like.new_empty(len(self._chunks(self.sizes)), len(self.x)) if self.side == "logits" else like
+        return (
+            like.new_empty(len(self._chunks(self.sizes, first_pass=True)), len(self.x))
+            if self.side == "logits"
+            else like
+        )
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
         """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""

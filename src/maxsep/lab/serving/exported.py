@@ -1,0 +1,66 @@
+"""An exported model's numbers on the test images of the run that it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maxsep.lab.data import FOLDER, NAMES, Data, name_data, prepare
+from maxsep.lab.engine.evaluation import BATCH, Outputs, measure
+from maxsep.lab.engine.losses import last_loss
+from maxsep.lab.serving.classifier import Classifier
+
+
+def export_data(classifier: Classifier, root: str | Path | None = None, dataset: str | None = None) -> Data:
+    """Load the data that an exported model was trained and tested on: its description says which, not where they lie.
+
+    Args:
+        classifier: From `open_classifier`.
+        root: Folder of the datasets; by default $MAXSEP_DATA.
+        dataset: What to take instead of the dataset that the description names: a folder that was moved, for instance.
+
+    Raises:
+        FileNotFoundError: The data are not there.
+        ValueError: They have other classes than the model.
+    """
+    spec, (_, height, _) = classifier.spec, classifier.shape
+    if dataset is not None:
+        size = None if dataset in NAMES or "?size=" in dataset else height
+        spec = spec.replace(dataset=name_data(dataset, root, size))
+    try:
+        data = prepare(spec, root)
+    except FileNotFoundError as error:
+        if not spec.dataset.startswith(FOLDER):
+            raise
+        raise FileNotFoundError(
+            f"{classifier.source} was trained on {spec.dataset}, and its numbers are those of the test images there: "
+            f"{error} Say with --dataset where it is now."
+        ) from error
+    ours, theirs = (classifier.labels, classifier.shape), (data.test.classes, tuple(data.test.shape))
+    if ours != theirs:
+        what = "classes" if ours[0] != theirs[0] else "images"
+        raise ValueError(
+            f"{spec.dataset} has other {what} than {classifier.source}: {_few(theirs, what)}, not {_few(ours, what)}. "
+            "Name the data that the model was trained on with --dataset."
+        )
+    return data
+
+
+def evaluate_export(classifier: Classifier, data: Data) -> dict[str, Any]:
+    """Evaluate an exported model on the test images of its data, as `evaluate` does a run, without its features.
+
+    Returns:
+        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced` and `per_class`.
+    """
+    logits = torch.cat([classifier.logits(batch) for batch in torch.split(data.test.images, BATCH)])
+    loss = last_loss(classifier.spec, data.train.class_counts)
+    return measure(Outputs(logits, logits, data.test.labels), loss, classifier.spec.softmax_scale)
+
+
+def _few(told: tuple[tuple[str, ...], tuple[int, ...]], what: str) -> str:
+    classes, shape = told
+    if what == "images":
+        return " x ".join(map(str, shape))
+    return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
