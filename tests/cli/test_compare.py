@@ -210,6 +210,36 @@ def test_pictures_that_changed_are_not_compared_with_what_they_were(compare_fold
     assert told.endswith("Name another folder with --runs to compare anew.\n")
 
 
+@pytest.mark.parametrize("more", [[], ["--radius", "0.5"]], ids=["nothing to train", "two runs to train"])
+@pytest.mark.parametrize("change", ["another name", "another size"])
+def test_pictures_replaced_one_for_one_are_noticed(compare_folder, refuse, tmp_path, change, more):
+    fill(tmp_path / "pictures", 10)
+    first = compare_folder("pictures")
+    (tmp_path / "pictures" / "readme.txt").write_text("no picture")
+    assert compare_folder("pictures") == first[first.index("folder:pictures?size=8: 16") - 1 :], "nothing has changed"
+    old = tmp_path / "pictures" / "dark" / "0.png"
+    if change == "another name":
+        old.rename(old.with_name("10.png"))
+    else:
+        Image.new("RGB", (64, 64), (7, 90, 11)).save(old)
+    places = ["--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    told = refuse("compare", "pictures", "--network", "mlp", "--size", 8, "--seeds", 1, *SHORT, *places, *more)
+    assert told == (
+        "maxsep: the images of folder:pictures?size=8 have changed since some of these runs were trained (as many, but "
+        "files of other names or sizes). Name another folder with --runs to compare anew.\n"
+    )
+
+
+def test_runs_that_say_nothing_of_their_files_are_compared_by_counts(compare_folder, tmp_path):
+    fill(tmp_path / "pictures", 10)
+    first = compare_folder("pictures")
+    for path in (tmp_path / "runs").glob("*/result.json"):
+        record = json.loads(path.read_text())
+        assert len(record["metrics"].pop("files")) == 12
+        path.write_text(json.dumps(record))
+    assert compare_folder("pictures") == first[first.index("folder:pictures?size=8: 16") - 1 :]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -225,7 +255,7 @@ def test_pictures_that_changed_are_not_compared_with_what_they_were(compare_fold
         (["--optimiser", "adam"], "unknown optimiser 'adam'"),
         (["--learning-rate", -1], "the learning rate must be a positive finite number, got -1"),
         (["--imbalance", 2], "imbalance must be a number in (0, 1]"),
-        (["--budget", "0"], "cannot read '0' as a time budget"),
+        (["--budget", "0s"], "a time budget must be more than zero, got '0s'. Write it like 25m"),
         (["--budget", "soon"], "cannot read 'soon' as a time budget"),
         (["--device", "tpu"], "unknown device 'tpu'. Known: auto, cpu, cuda"),
         (["cifar10", "--data", "nowhere"], "cifar10 is not in nowhere"),

@@ -1,6 +1,8 @@
 """Several processes that share the runs of one command."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +22,18 @@ def test_two_processes_share_the_runs_and_one_report_comes_of_it(tmp_path):
     assert (tmp_path / "report" / "report.html").is_file() == (told["report"] is not None) is True
     for name in told["finished"]:
         assert json.loads((tmp_path / name / "result.json").read_text())["resumed"] == 0
+
+
+def test_every_run_is_told_once_by_the_process_that_trains_it(tmp_path):
+    arguments = ["reproduce", "demo", "--seeds", "4", "--epochs", "1", "--device", "cpu", "--runs", str(tmp_path)]
+    line = [sys.executable, "-m", "maxsep", *arguments, "--only", "radius=1,validation=0", "--jobs", "3", "--no-report"]
+    found = subprocess.run(line, capture_output=True, text=True, check=True)
+    specs = get("demo").specs(4, 1, "radius=1,validation=0")
+    assert len(specs) == 4
+    for index, spec in enumerate(specs, 1):
+        assert found.stdout.count(f"[{index}/{len(specs)}] {spec.name}  (about ") == 1
+        assert found.stdout.count(f"[{index}/{len(specs)}] done in ") == 1
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_process_that_shares_the_work_leaves_summing_up_to_the_first(tmp_path, monkeypatch):

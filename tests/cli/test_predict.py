@@ -169,5 +169,33 @@ def test_unreadable_images_are_named_at_the_end_and_the_others_predicted(run, pl
     assert [item["path"] for item in answer["unreadable"]] == ["gone.png", asked[3], asked[0]]
 
 
+def test_files_of_folders_that_are_no_images_are_counted(run, place, tmp_path):
+    good = Image.open(place / "digits" / "000_3.png")
+    (tmp_path / "deep").mkdir()
+    good.save(tmp_path / "deep" / "a.png")
+    good.save(tmp_path / "b", format="png")
+    plain = call("predict", run, tmp_path / "deep").stderr
+    told = call("predict", run, tmp_path)
+    rest = "skipped: no suffix of an image. A file that is named itself is read whatever its suffix."
+    assert told.stderr == f"{plain}1 file, {tmp_path / 'b'}, was {rest}\n"
+    assert len(told.stdout.splitlines()) == 1
+    (tmp_path / "deep" / "notes.txt").write_text("about")
+    (tmp_path / ".hidden").write_text("x")
+    told = call("predict", run, tmp_path)
+    assert told.stderr == f"{plain}2 files, {tmp_path / 'b'} the first, were {rest}\n"
+    answer = json.loads(call("predict", run, tmp_path, "--json").stdout)
+    assert answer["skipped"] == [str(tmp_path / "b"), str(tmp_path / "deep" / "notes.txt")]
+    assert len(answer["predictions"]) == 1
+
+
+def test_a_file_that_is_named_itself_is_read_whatever_its_name_or_is_an_error(run, place, tmp_path):
+    Image.open(place / "digits" / "000_3.png").save(tmp_path / "b", format="png")
+    (tmp_path / "notes.txt").write_text("about")
+    told = call("predict", run, tmp_path / "b", tmp_path / "notes.txt", status=2)
+    assert "skipped" not in told.stderr
+    assert told.stdout.startswith(str(tmp_path / "b"))
+    assert f"maxsep: {tmp_path / 'notes.txt'} cannot be read as an image (UnidentifiedImageError" in told.stderr
+
+
 def test_bad_input_is_one_clear_line(refuse_in_one_line):
     assert "nowhere is neither a finished run" in refuse_in_one_line("predict", "nowhere", "a.png")

@@ -19,5 +19,8 @@ def test_a_line_for_each_event(capsys):
 
 
 def test_what_partners_have_in_hand_is_no_news(capsys):
-    events(shared=True)(Event("elsewhere", RunSpec(), 2, 4, 1.0))
+    for kind in ("elsewhere", "postponed"):
+        events(shared=True)(Event(kind, RunSpec(), 2, 4, 1.0))
     assert capsys.readouterr().out == ""
+    events(shared=True)(Event("start", RunSpec(), 2, 4, 1.0))
+    assert capsys.readouterr().out != ""

@@ -201,6 +201,10 @@ def counted(work):
 def counts_case():
     head, parts = sharded(whole_head(11)), sharded(whole_head(11), data_parallel=True)
     x, target = batch(11)
+    first = [counted(lambda head=head: head.loss(x, target))[0] for head in (head, parts)]
+    first += [counted(lambda: sharded(whole_head(11)).topk(x, 2))[0]]
+    every = sharded(whole_head(11), validate=True)
+    first += [counted(lambda: every.loss(x, target))[0] for _ in range(2)]
     forward, loss = counted(lambda: head.loss(x, target, label_smoothing=0.1))
     backward, _ = counted(loss.backward)
     alone, loss = counted(lambda: head.loss(x.detach(), target))
@@ -208,7 +212,7 @@ def counts_case():
     parts_forward, loss = counted(lambda: parts.loss(x, target))
     parts_backward, _ = counted(loss.backward)
     predict, _ = counted(lambda: head.topk(x, 2))
-    return [forward, backward, alone, nothing, parts_forward, parts_backward, predict]
+    return [first, forward, backward, alone, nothing, parts_forward, parts_backward, predict]
 
 
 def start_case():

@@ -91,7 +91,7 @@ def test_half_precision_is_summed_in_float32(found):
 def test_one_collective_call_forward_and_none_but_the_usual_backward(found):
     ranks = len(found)
     for result in found:
-        forward, backward, alone, nothing, parts_forward, parts_backward, predict = result["counts"]
+        _, forward, backward, alone, nothing, parts_forward, parts_backward, predict = result["counts"]
         assert forward == alone == [("all_gather", 3 * BATCH)]
         assert backward == [("all_reduce", WIDTH * BATCH)]
         assert nothing == []
@@ -99,6 +99,16 @@ def test_one_collective_call_forward_and_none_but_the_usual_backward(found):
         assert parts_forward == [*samples, ("all_gather", 3 * BATCH * ranks)]
         assert parts_backward == [("reduce_scatter", WIDTH * BATCH * ranks)]
         assert predict == [("all_gather", 5 * BATCH)]
+
+
+def test_sizes_are_compared_in_the_first_call_or_in_each_if_asked_to(found):
+    size, loss = ("all_gather", 1), ("all_gather", 3 * BATCH)
+    for result in found:
+        (head, parts, topk, once, again), *_ = result["counts"]
+        assert head == once == again == [size, loss]
+        assert parts[0] == size
+        assert len(parts) == 4
+        assert topk == [size, ("all_gather", 5 * BATCH)]
 
 
 def test_one_seed_gives_every_rank_other_rows(found):
@@ -248,22 +258,57 @@ UNEVEN = """
 import sys, torch
 from torch import distributed
 from maxsep.heads import ClassParallelHead
-rank, place = int(sys.argv[1]), sys.argv[2]
+rank, place, how, steps = int(sys.argv[1]), sys.argv[2], sys.argv[3], [int(size) for size in sys.argv[4].split(",")]
 distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
-size = 3 - rank
-ClassParallelHead(4, 7, data_parallel=True).loss(torch.randn(size, 4), torch.zeros(size, dtype=torch.long))
+head = ClassParallelHead(4, 7, data_parallel="parts" in how, validate="validate" in how)
+for size in steps:
+    if "topk" in how:
+        head.topk(torch.randn(1, size, 4))
+    else:
+        head.loss(torch.randn(size, 4), torch.zeros(size, dtype=torch.long))
 """
 
 
-def test_the_rank_that_outlives_batches_of_other_sizes_says_what_may_be_the_matter(tmp_path):
+def uneven(folder, how, *sizes):
+    """What two ranks with these batches of each step end with."""
     command = [sys.executable, "-c", UNEVEN]
-    larger, smaller = (
-        subprocess.Popen([*command, str(rank), f"file://{tmp_path}/ranks"], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    )
-    told = larger.communicate(timeout=120)[1]
-    smaller.communicate(timeout=120)
-    assert larger.returncode != 0
-    assert smaller.returncode != 0
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), f"file://{folder}/ranks", how, ",".join(map(str, steps))],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, steps in enumerate(sizes)
+    ]
+    told = [process.communicate(timeout=120)[1] for process in processes]
+    assert all(process.returncode for process in processes)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("how", "sizes"),
+    [
+        ("parts", [[3], [2]]),
+        ("whole", [[3], [2]]),
+        ("parts topk", [[2], [3]]),
+        ("parts validate", [[3, 3], [3, 2]]),
+    ],
+)
+def test_batches_of_other_sizes_are_an_error_on_every_rank(tmp_path, how, sizes):
+    first, second = (steps[-1] for steps in sizes)
+    for told in uneven(tmp_path, how, *sizes):
+        assert (
+            f"ValueError: every rank must pass as many samples as the others, got {first}, {second} on ranks 0" in told
+        )
+        assert "Drop an incomplete last batch (drop_last=True), or fill it up with samples whose target is ign" in told
+
+
+def test_the_rank_that_outlives_batches_of_other_sizes_says_what_may_be_the_matter(tmp_path):
+    told, _ = uneven(tmp_path, "parts", [3, 3], [3, 2])
     assert "rank 0 of 2 could not gather tensors of shape (" in told
     assert "Every rank must pass as many samples as the others: drop an incomplete last batch (drop_last=True)" in told
+    assert "ClassParallelHead(validate=True) tells all ranks which had others" in told
+
+
+def test_the_head_says_that_it_validates(alone):
+    assert repr(ClassParallelHead(4, 7, validate=True)).endswith("rank 0 of 1, validate=True)")

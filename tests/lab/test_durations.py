@@ -11,9 +11,15 @@ def test_budgets(text, seconds):
     assert parse_budget(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5m", "0", "5x", "1..5h", "m"])
+@pytest.mark.parametrize("text", ["", "soon", "-", "-m", "5x", "1..5h", "m"])
 def test_bad_budgets(text):
     with pytest.raises(ValueError, match=r"as a time budget. Write it like 25m, 1h30m, 90s or 2h"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0h0m", "0.0", "-5m", "-1", 0, 0.0, -2.5])
+def test_budgets_without_time(text):
+    with pytest.raises(ValueError, match=rf"^a time budget must be more than zero, got {text!r}. Write it like 25m, "):
         parse_budget(text)
 
 

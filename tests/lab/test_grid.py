@@ -4,11 +4,13 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from maxsep.lab import grid, recipes
+from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.spec import Execution, RunSpec
 
 SPECS = [
@@ -270,6 +272,30 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
     assert {event.kind for event in events} == {"start", "elsewhere"}
     assert str(summary).startswith("0 trained, 0 already there, 2 in the hands of another process")
     assert list((tmp_path / SPECS[0].name).iterdir()) == []
+
+
+@pytest.mark.parametrize("held", ["claim", "lock"])
+def test_what_another_process_has_in_hand_is_not_announced(tmp_path, held):
+    events, trainer = [], Trainer()
+    with getattr(RunFolder(tmp_path / SPECS[0].name), held)():
+        summary = start(tmp_path, trainer, SPECS[:2], on_event=events.append)
+    assert [(event.kind, event.spec) for event in events if event.spec == SPECS[0]] == [("elsewhere", SPECS[0])] * 2
+    assert (summary.elsewhere, summary.finished, trainer.trained) == ([SPECS[0]], [SPECS[1]], [SPECS[1]])
+    assert start(tmp_path, trainer, SPECS[:2]).finished == [SPECS[0]]
+    assert not list(tmp_path.glob(".*")), "claims leave nothing behind"
+
+
+def test_a_run_that_was_finished_just_before_its_claim_is_skipped(tmp_path, monkeypatch):
+    events, trainer = [], Trainer()
+
+    @contextmanager
+    def late(folder):
+        Trainer()(SPECS[0], data_root=None, runs=tmp_path, execution=CPU, progress=False)
+        yield
+
+    monkeypatch.setattr(RunFolder, "claim", late)
+    summary = start(tmp_path, trainer, SPECS[:1], on_event=events.append)
+    assert (summary.skipped, trainer.trained, [event.kind for event in events]) == (SPECS[:1], [], ["skipped"])
 
 
 def test_what_another_process_held_is_looked_at_again(tmp_path):

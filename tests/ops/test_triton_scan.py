@@ -214,6 +214,52 @@ def test_auto_takes_the_kernel_on_a_gpu_only(monkeypatch):
     assert [*seen, _choose(fake_gpu(4, 9), "auto")] == ["scan"] * 3
 
 
+@pytest.fixture
+def gpu_of(monkeypatch):
+    """Pretend a GPU of some compute capability."""
+
+    def pretend(*capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+        triton_scan._capability.cache_clear()
+
+    yield pretend
+    triton_scan._capability.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen"),
+    [((5, 2), "scan"), ((6, 1), "scan"), ((7, 0), "triton"), ((9, 0), "triton"), ((12, 0), "triton")],
+)
+def test_a_gpu_that_triton_does_not_know_takes_the_scan(gpu_of, capability, chosen):
+    x = fake_gpu(4, 9)
+    gpu_of(*capability)
+    assert _choose(x, "auto") == chosen
+    assert _choose(x, "auto", "householder") == chosen
+    assert triton_scan.takes(x) == (chosen == "triton"), "the row loss and padding ask this"
+
+
+def test_an_old_gpu_is_told_where_the_kernel_was_asked_for(gpu_of):
+    x = fake_gpu(4, 9)
+    gpu_of(6, 1)
+    told = r"is for GPUs of compute capability 7\.0 or higher, x is on 'cuda:0', which is older\. Leave impl out"
+    with pytest.raises(RuntimeError, match=told):
+        separate(x, impl="triton")
+    gpu_of(7, 0)
+    triton_scan.check_triton(x)
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (8, 0)])
+def test_the_age_of_a_gpu_is_a_constant_of_a_graph(monkeypatch, capability):
+    monkeypatch.setattr(triton_scan, "_capability", lambda index: capability)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def asked(x):
+        return x + triton_scan.is_supported(x.device.index)
+
+    assert asked(torch.zeros(1)).item() == (capability == (8, 0))
+
+
 def test_autocast_on_a_gpu_gives_float32(monkeypatch):
     monkeypatch.setattr("maxsep.ops.dispatch.is_autocasting", lambda device: device == "cuda")
     assert separate(fake_gpu(4, 9, dtype=torch.bfloat16)).dtype == torch.float32

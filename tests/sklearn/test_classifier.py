@@ -318,6 +318,15 @@ def test_parts_may_lack_classes_and_parameters_may_change():
     assert classifier.fit(X, y).n_iter_ == 20  # starts anew
 
 
+def test_a_first_part_of_one_row_says_what_to_do():
+    X, y = data()
+    with pytest.warns(UserWarning, match=r"fixes mean and scale .*Pass some hundred typical samples") as told:
+        classifier = quick().partial_fit(X[:1], y[:1], classes=np.unique(y))
+    assert told[0].filename == __file__, "the warning points at the caller"
+    assert np.isfinite(classifier.predict_proba(X)).all()
+    assert classifier.partial_fit(X[:1], y[:1]).n_iter_ == 2, "a later part may have one row, and is not warned of"
+
+
 @pytest.mark.parametrize(
     ("setting", "given", "instead"),
     [

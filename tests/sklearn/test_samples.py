@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_sample_weight
 
-from maxsep.sklearn.samples import Samples, agree_on_classes, class_positions, hold_out, standardisation, weigh
+from maxsep.sklearn.samples import (
+    Samples,
+    agree_on_classes,
+    check_spread,
+    class_positions,
+    hold_out,
+    standardisation,
+    weigh,
+)
 
 
 def numbered(target):
@@ -117,3 +125,10 @@ def test_labels_beyond_the_classes_are_named():
     )
     with pytest.raises(ValueError, match=re.escape(told)):
         class_positions(np.array([0, 2, 7, 2]), np.array([0, 1]))
+
+
+@pytest.mark.parametrize(("rows", "told"), [(1, "has one sample: "), (3, "has 3 samples that are all alike: ")])
+def test_samples_that_tell_no_scale_are_warned_of(rows, told):
+    samples = Samples(torch.ones(rows, 2), torch.zeros(rows, dtype=torch.int64), torch.ones(rows))
+    with pytest.warns(UserWarning, match=rf"^the first call of partial_fit fixes mean and scale .*, and it {told}"):
+        check_spread(samples)

@@ -35,9 +35,11 @@ def command(
     classifier = open_classifier(model, device)
     score = classifier.score if score is None else score
     limit = classifier.threshold(score) if threshold is None else threshold
-    paths, missing = find_images(images)
+    paths, missing, skipped = find_images(images)
     answers = predictions(classifier, paths, score=score, threshold=limit, top=top)
     typer.echo(_explain(classifier, score, limit, given=threshold is not None), err=True)
+    if skipped:
+        typer.echo(_passed_over(skipped), err=True)
     width = max((len(str(path)) for path in paths), default=0)
     told: list[dict[str, Any]] = []
     for answer in answers:
@@ -49,7 +51,8 @@ def command(
             typer.echo(_line(answer, width, max(map(len, classifier.labels))))
     if as_json:
         problems = [{"path": item.path, "reason": item.reason} for item in missing]
-        typer.echo(json.dumps({"score": score, "threshold": limit, "predictions": told, "unreadable": problems}))
+        found = {"score": score, "threshold": limit, "predictions": told, "unreadable": problems}
+        typer.echo(json.dumps(found | {"skipped": [str(path) for path in skipped]}))
     for item in missing:
         typer.echo(f"maxsep: {item.reason}", err=True)
     if missing:
@@ -66,6 +69,12 @@ def _explain(classifier: Classifier, score: str, limit: float | None, *, given: 
         return f"unknown: {score} below {limit:g}, as given"
     kept, count = classifier.unknown["tpr"], classifier.unknown["images"]
     return f"unknown: {score} below {limit:.4f}, which {kept:.0%} of {count} held-out training images reach"
+
+
+def _passed_over(skipped: list[Path]) -> str:
+    """Count the files of folders that were not read, because their names are no images'."""
+    files = f"1 file, {skipped[0]}, was" if len(skipped) == 1 else f"{len(skipped)} files, {skipped[0]} the first, were"
+    return f"{files} skipped: no suffix of an image. A file that is named itself is read whatever its suffix."
 
 
 def _line(answer: Prediction, path_width: int, label_width: int) -> str:

@@ -14,14 +14,15 @@ from maxsep.lab.outcome import Event, PlannedRun
 def events(shared: bool = False) -> Callable[[Event], None]:
     """Return a callback that prints a line for each run of a grid.
 
-    Where processes share the work, what the others have in hand is no news.
+    Where processes share the work, what the others have in hand is no news, and what none of them has time for is left
+    to be told by the first.
     """
 
     def tell(event: Event) -> None:
         place = f"[{event.index}/{event.total}]"
         if event.kind == "start":
             typer.echo(f"{place} {event.spec.name}  (about {format_seconds(event.seconds)})")
-        elif event.kind == "postponed":
+        elif event.kind == "postponed" and not shared:
             typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.name}")
         elif event.kind == "failed":
             typer.echo(f"{place} FAILED: {event.message}")

@@ -27,7 +27,7 @@ from maxsep.heads.base import Identified, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops import wide_dtype
 from maxsep.ops.collectives import GatherSamples, Group, OwnSamples, Replicate, gathered
-from maxsep.ops.modes import is_autocasting
+from maxsep.ops.modes import is_autocasting, is_traced
 from maxsep.ops.sharded import Shard, sharded_cross_entropy, sharded_logits, sharded_topk
 
 __all__ = ["ClassParallelHead"]
@@ -53,14 +53,16 @@ class ClassParallelHead(Identified):
         bias: Whether the trained layer has a bias.
         group: The ranks that share the classes; all of them by default.
         data_parallel: Whether each rank has a batch of its own.
+        validate: Whether ranks compare the sizes of their batches in every call, for one more exchange of a number and,
+            on a GPU, a wait for it. Otherwise they do in the first call only, outside of compiled code.
         device: Where the parameters are made.
         dtype: Of the parameters.
 
     Pitfall: keep the head out of DDP, which would give all ranks the rows of rank 0, and let its parameters have an
     optimiser on each rank. A norm of gradients is a rank's own: sum the squares over ranks before clipping by it.
-    Batches of other sizes on other ranks cannot be noticed without one more call between them: gloo ends a process,
-    NCCL hangs or mixes samples. Drop an incomplete last batch (drop_last=True), or fill it up with samples whose target
-    is `ignore_index`.
+    Batches of other sizes on other ranks cannot be noticed without one more call between them: after the first step
+    gloo ends a process, NCCL hangs or mixes samples, unless `validate` is set. Drop an incomplete last batch
+    (drop_last=True), or fill it up with samples whose target is `ignore_index`.
 
     >>> import tempfile
     >>> place = f"file://{tempfile.mkdtemp()}/ranks"
@@ -82,6 +84,7 @@ class ClassParallelHead(Identified):
         *,
         group: Group = None,
         data_parallel: bool = False,
+        validate: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -90,6 +93,7 @@ class ClassParallelHead(Identified):
         self.num_classes = check_num_classes(num_classes)
         self.radius = check_radius(radius)
         self.group, self.data_parallel = group, data_parallel
+        self.validate, self._has_compared = validate, False
         self.shard = Shard(self.num_classes, *_place_in(group))
         start, stop = self.shard.rows
         self.weight = nn.Parameter(torch.empty(stop - start, self.in_features, device=device, dtype=dtype))
@@ -128,6 +132,7 @@ class ClassParallelHead(Identified):
         check_reduction(reduction)
         smoothing = check_smoothing(label_smoothing)
         weight = check_per_class("weight", weight, self.num_classes, x.device)
+        self._check_input(x)
         every = gathered(target, self.group).flatten() if self.data_parallel else target
         counts, is_class = every != ignore_index, (every >= 0) & (every < self.num_classes)
         index, z = torch.where(is_class, every, 0), self._outputs(x)
@@ -144,6 +149,7 @@ class ClassParallelHead(Identified):
 
         Differentiable, if every rank computes the same loss from them; all logits travel to all ranks.
         """
+        self._check_input(x)
         z = self._outputs(x)
         logits = self._own(sharded_logits(z, self.shard, self.radius, self.group))
         logits = logits if is_autocasting(z.device.type) else logits.to(z.dtype)
@@ -153,6 +159,7 @@ class ClassParallelHead(Identified):
         """Return the k largest logits, (..., k), and their classes, for one all-gather of 2k+1 numbers a sample."""
         if check_count("k", k) > self.num_classes:
             raise ValueError(f"k must be at most the number of classes, {self.num_classes}, got {k}. Ask for fewer.")
+        self._check_input(x)
         values, classes = sharded_topk(self._outputs(x), k, self.shard, self.radius, self.group)
         return self._own(values).view(*x.shape[:-1], k), self._own(classes).view(*x.shape[:-1], k)
 
@@ -222,10 +229,23 @@ class ClassParallelHead(Identified):
         shard = self.shard
         told = f"in_features={self.in_features}, num_classes={self.num_classes}, radius={self.radius:g}, "
         told += f"{_classes(shard.start, shard.stop)}, rank {shard.rank} of {shard.ranks}"
-        return told + (", data_parallel=True" if self.data_parallel else "")
+        return told + "".join(f", {name}=True" for name in ("data_parallel", "validate") if getattr(self, name))
+
+    def _check_input(self, x: Tensor) -> None:
+        """Check what this rank knows of x, and in the first call, or if asked to, that others have as many samples."""
+        check_last_dimension(check_floating(x), self.in_features, "in_features")
+        if is_traced() or (self._has_compared and not self.validate):
+            return
+        self._has_compared = True
+        sizes = gathered(torch.tensor([x.shape[:-1].numel()], device=x.device), self.group).flatten().tolist()
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"every rank must pass as many samples as the others, got {', '.join(map(str, sizes))} on ranks 0 to "
+                f"{self.shard.ranks - 1}. Drop an incomplete last batch (drop_last=True), or fill it up with samples "
+                "whose target is ignore_index."
+            )
 
     def _outputs(self, x: Tensor) -> Tensor:
-        check_last_dimension(check_floating(x), self.in_features, "in_features")
         step: Any = GatherSamples if self.data_parallel else Replicate
         return F.linear(step.apply(x.reshape(-1, self.in_features), self.group), self.weight, self.bias)
 

@@ -12,14 +12,16 @@ def parse_budget(text: str | float) -> float:
     (1500.0, 5400.0, 90.0)
     """
     source = (text if isinstance(text, str) else f"{text:.12f}").strip().lower()  # a number may print as 1e-09
-    pieces = re.fullmatch(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?", source)
+    pieces = re.fullmatch(r"-?(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?", source)
     try:
         values = [float(piece) if piece else 0.0 for piece in pieces.groups()] if pieces and source else []
     except ValueError:
         values = []
     seconds = sum(value * unit for value, unit in zip(values, (86400, 3600, 60, 1), strict=False))
-    if not seconds > 0:
+    if not values or source == "-":
         raise ValueError(f"cannot read {text!r} as a time budget. Write it like 25m, 1h30m, 90s or 2h.")
+    if source.startswith("-") or not seconds > 0:
+        raise ValueError(f"a time budget must be more than zero, got {text!r}. Write it like 25m, 1h30m, 90s or 2h.")
     return float(seconds)
 
 

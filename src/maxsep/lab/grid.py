@@ -317,8 +317,22 @@ class _Job:
                 summary.postponed.append(spec)
                 tell("postponed", guess)
             else:
-                tell("start", guess)
-                return self._one(spec, summary, tell)
+                return self._claim(spec, summary, tell, guess)
+        return True
+
+    def _claim(self, spec: RunSpec, summary: Summary, tell: Callable[..., None], guess: float) -> bool:
+        """Train a run unless another process has it in hand: then nothing is told of its start here."""
+        folder = Path(self.runs) / spec.name
+        try:
+            with RunFolder(folder).claim():
+                if not is_finished(folder):
+                    tell("start", guess)
+                    return self._one(spec, summary, tell)
+                summary.skipped.append(spec)  # another process has just finished it
+                tell("skipped", 0.0)
+        except BlockingIOError:
+            summary.elsewhere.append(spec)
+            tell("elsewhere", 0.0)
         return True
 
     def _blocked(self, spec: RunSpec, summary: Summary) -> str:
@@ -344,9 +358,8 @@ class _Job:
         except SystemExit as stop:  # the engine saved the run's state before it gave way to a signal
             summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
             return False
-        except BlockingIOError:
-            summary.elsewhere.append(spec)
-            tell("elsewhere", self.clock() - begin)
+        except BlockingIOError:  # somebody trains it who makes no claims
+            raise
         except Exception as error:  # whatever stops one run must not stop the others
             message = f"{type(error).__name__}: {error}"
             if not folder.exists():  # the run failed before its folder was made

@@ -27,8 +27,8 @@ def gathered(tensor: Tensor, group: Group = None) -> Tensor:
         raise RuntimeError(
             f"rank {distributed.get_rank(group)} of {ranks} could not gather tensors of shape {tuple(tensor.shape)}: "
             f"{error}\nEvery rank must pass as many samples as the others: drop an incomplete last batch "
-            "(drop_last=True), or fill it with samples whose target is ignore_index. If they did, see why another rank "
-            "ended."
+            "(drop_last=True), or fill it with samples whose target is ignore_index; ClassParallelHead(validate=True) "
+            "tells all ranks which had others. If they did, see why another rank ended."
         ) from error
     return out.view(ranks, *tensor.shape)
 

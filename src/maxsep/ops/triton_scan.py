@@ -23,6 +23,8 @@ from maxsep.ops.row_plan import Layout, Plan, Tile, as_matrix, layout_of, plan_r
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 MOST_CLASSES = 2**30
 """The kernels count classes in 32 bits."""
+OLDEST = (7, 0)
+"""The compute capability from which on Triton has code for a GPU: Volta's."""
 
 
 def check_triton(x: Tensor) -> None:
@@ -37,17 +39,40 @@ def check_triton(x: Tensor) -> None:
             f"impl='triton' is for CUDA tensors, x is on '{x.device}'. "
             "Leave impl out: every form gives the same values."
         )
+    if x.is_cuda and not is_supported(x.device.index):
+        raise RuntimeError(
+            f"impl='triton' is for GPUs of compute capability {OLDEST[0]}.{OLDEST[1]} or higher, x is on '{x.device}', "
+            "which is older. Leave impl out: every form gives the same values."
+        )
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether the kernel is there for a tensor: on CUDA, of 16 or 32 bits, and not exported."""
+    """Return whether the kernel is there for a tensor: on a GPU that Triton knows, of 16 or 32 bits, not exported."""
     return (
         IS_INSTALLED
         and x.is_cuda
+        and is_supported(x.device.index)
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and x.shape[-1] < MOST_CLASSES
         and not torch.compiler.is_exporting()
     )
+
+
+def is_supported(index: int | None) -> bool:
+    """Return whether Triton has code for a CUDA device.
+
+    Where there is none, a tensor that is on one is a pretended one, of which a compiler asks: it counts as new.
+    """
+    return _capability(index) >= OLDEST
+
+
+@functools.cache
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index) if torch.cuda.is_available() else OLDEST
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: a graph is made for a device.
+is_supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def choose_tile(rows: int, num_classes: int, itemsize: int, column_major: bool) -> Tile:

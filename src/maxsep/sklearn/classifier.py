@@ -28,6 +28,7 @@ from maxsep.sklearn.samples import (
     Samples,
     agree_on_classes,
     check_several,
+    check_spread,
     class_positions,
     hold_out,
     standardisation,
@@ -162,7 +163,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
         It is there unless a parameter needs all samples at once: `balanced`, `logit_adjusted`, early stopping. The
         momentum goes on from call to call. Pitfall: the first call fixes mean and scale of the features, so let its
-        samples be typical.
+        samples be typical, some hundred of them; a single one is warned of.
         """
         check_parameters(self)
         is_first = not hasattr(self, "module_")
@@ -174,6 +175,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         with own_modes():
             samples, total = weigh(X, index, self.classes_, self.class_weight, sample_weight)
             if is_first:
+                check_spread(samples)
                 self._start(samples, generator)
             else:
                 generator.set_state(self._generator_state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +13,16 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor, nn
 
-__all__ = ["Samples", "agree_on_classes", "check_several", "class_positions", "hold_out", "standardisation", "weigh"]
+__all__ = [
+    "Samples",
+    "agree_on_classes",
+    "check_several",
+    "check_spread",
+    "class_positions",
+    "hold_out",
+    "standardisation",
+    "weigh",
+]
 
 
 class Samples(NamedTuple):
@@ -96,6 +106,22 @@ def check_several(count: int) -> None:
         raise ValueError(
             "a classifier needs samples of at least 2 classes with a positive weight, got one class. "
             "Check y and the weights; for one-class problems use a detector."
+        )
+
+
+def check_spread(samples: Samples) -> None:
+    """Warn if samples that shall tell the scale of the features are all alike, such as a single one.
+
+    >>> check_spread(Samples(torch.eye(2), torch.tensor([0, 1]), torch.ones(2)))
+    """
+    if bool((samples.x == samples.x[0]).all()):
+        count = len(samples.x)
+        told = "has one sample" if count == 1 else f"has {count} samples that are all alike"
+        warnings.warn(
+            f"the first call of partial_fit fixes mean and scale of the features, and it {told}: features are centred "
+            "on it and not scaled. Pass some hundred typical samples in the first call, or scale X beforehand, as "
+            "StandardScaler does.",
+            stacklevel=3,
         )
 
 

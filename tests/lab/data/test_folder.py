@@ -1,5 +1,6 @@
 """Folders of class folders: read in order, and nothing dropped silently."""
 
+import re
 import warnings
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsep.lab.data.folder import load_folder, parse_address
+from maxsep.lab.data.folder import files_mark, load_folder, parse_address, train_counts
 
 
 def picture(path, colour=(10, 20, 30), size=(32, 32), mode="RGB"):
@@ -106,6 +107,45 @@ def test_hidden_and_text_files_are_passed_over(tree):
     assert len(load_folder(tree).train) == 8
 
 
+def test_the_mark_of_files_is_that_of_names_and_sizes(tree):
+    mark = load_folder(tree).files
+    assert re.fullmatch("[0-9a-f]{12}", mark)
+    assert files_mark(tree) == mark
+    (tree / "cat" / "notes.txt").write_text("no picture")
+    (tree / "cat" / "0.png").touch()
+    moved = tree.rename(tree.with_name("moved"))
+    assert files_mark(moved) == mark
+    marks = {mark}
+    (moved / "cat" / "0.png").rename(moved / "cat" / "5.png")
+    marks.add(files_mark(moved))
+    (moved / "cat" / "5.png").rename(moved / "dog" / "5.png")
+    marks.add(files_mark(moved))
+    with (moved / "dog" / "5.png").open("ab") as file:
+        file.write(b"x")
+    marks.add(files_mark(moved))
+    assert len(marks) == 4, "another name, another class, another size"
+
+
+def test_the_mark_covers_both_splits(tmp_path):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            picture(tmp_path / split / name / "0.png")
+    mark = files_mark(tmp_path)
+    (tmp_path / "val" / "a" / "0.png").rename(tmp_path / "val" / "a" / "1.png")
+    assert files_mark(tmp_path) != mark
+
+
+def test_a_folder_of_deep_colours_is_told_once(tmp_path):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "0.ppm").write_bytes(b"P6 8 8 65535 " + bytes(8 * 8 * 3 * 2))
+    with pytest.warns(UserWarning, match="train/a/0.ppm and 3 other images have more than 8 bits") as found:
+        load_folder(tmp_path, 8)
+    assert len(found) == 1
+    load_folder(tmp_path, 8)  # as the next run does
+
+
 def spoil(tree, case):
     if case == "unreadable":
         (tree / "cat" / "2.png").write_bytes(b"not an image")
@@ -181,6 +221,28 @@ def test_split_layout_errors(tmp_path):
     (tmp_path / "val").rename(tmp_path / "extra")
     with pytest.raises(ValueError, match=r"but also extra/. Move or hide it"):
         load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        (["train"], "has train/ but no test/ or val/."),
+        (["test"], "has test/ but no train/."),
+        (["test", "val"], "has test/ and val/ but no train/."),
+        (["train", "valid"], "has train/ and valid/ but no test/ or val/."),
+        (["test", "training"], "has test/ and training/ but no train/."),
+    ],
+)
+def test_half_a_split_says_what_is_missing(tmp_path, there, told):
+    for split in there:
+        for name in ("a", "b"):
+            picture(tmp_path / split / name / "0.png")
+            picture(tmp_path / split / name / "1.png")
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path} {told} Add (or rename) it: train/ and one of test/ ")):
+        load_folder(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(f"Or name {tmp_path / there[0]} alone, then a fifth of every cla")):
+        train_counts(tmp_path)
+    assert load_folder(tmp_path / there[0]).train.classes == ("a", "b"), "what the message proposes works"
 
 
 @pytest.mark.parametrize("address", ["", "x?size=0", "x?size=4096"])

@@ -5,7 +5,7 @@ from PIL import Image
 
 from maxsep.lab.data import digits, folder, load
 from maxsep.lab.data.folder import own_test, train_counts
-from maxsep.lab.data.given import describe_test, given_counts, name_data
+from maxsep.lab.data.given import describe_test, given_counts, given_files, name_data
 
 
 def fill(folder, **sizes):
@@ -88,6 +88,13 @@ def test_what_cannot_be_counted_has_no_counts(tmp_path, monkeypatch):
     assert given_counts(f"folder:{tmp_path}") is None
     monkeypatch.setenv("MAXSEP_DATA", str(tmp_path))
     assert given_counts("folder:nowhere") is None
+    assert given_files("folder:nowhere") is None
+    assert given_files("cifar10") is None
+
+
+def test_the_files_of_a_folder_have_one_mark_however_they_are_asked_for(pictures):
+    assert given_files("folder:my/pictures") == given_files("folder:my/pictures?size=16")
+    assert given_files("folder:my/pictures") == load("folder:my/pictures").files
 
 
 def test_a_folder_without_classes_is_refused_by_name(tmp_path):

@@ -68,3 +68,4 @@ def test_all_splits_move_together():
     data = Data("x", small(), small(), small((2, 2)))
     assert data.to("cpu").calibration.labels.tolist() == [2, 2]
     assert Data("x", small(), small()).to("cpu").calibration is None
+    assert Data("x", small(), small(), files="abc").to("cpu").files == "abc"

@@ -5,8 +5,10 @@ import signal
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from maxsep.lab.data.folder import load_folder
 from maxsep.lab.engine import CheckpointError, NonFiniteError, assemble, checkpoint, loop, state, step, train, trainer
 from maxsep.lab.spec import Execution, RunSpec, options
 
@@ -218,6 +220,26 @@ def test_a_resume_point_of_other_data_is_refused(tmp_path, monkeypatch):
 def _shorter(point):
     point.tensors["losses"] = point.tensors["losses"][:2]
     return point
+
+
+def test_a_resume_point_of_other_pictures_is_refused(tmp_path, monkeypatch):
+    for name, shade in (("dark", 40), ("light", 200)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (8, 8), (shade + i,) * 3).save(tmp_path / "pictures" / name / f"{i}.png")
+    spec = RunSpec(dataset=f"folder:{tmp_path / 'pictures'}?size=8", epochs=2, batch_size=8)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            run(tmp_path / "runs", spec)
+    old, new = (tmp_path / "pictures" / "dark" / name for name in ("0.png", "new.png"))
+    old.rename(new)
+    with pytest.raises(CheckpointError, match=r"made with other images of folder:.*: files have been replaced, or"):
+        run(tmp_path / "runs", spec)
+    new.rename(old)
+    told = result(run(tmp_path / "runs", spec))
+    assert told["resumed"] == 1
+    assert told["metrics"]["files"] == load_folder(tmp_path / "pictures", 8).files
 
 
 def test_other_conditions_are_told_on_resume(tmp_path, monkeypatch, capsys):

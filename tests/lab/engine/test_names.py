@@ -1,7 +1,8 @@
 import pytest
 
 from maxsep.lab.engine.names import check_names
-from maxsep.lab.spec import RunSpec, options
+from maxsep.lab.engine.rehearsal import rehearse
+from maxsep.lab.spec import Execution, RunSpec, options
 
 
 @pytest.mark.parametrize(
@@ -12,11 +13,30 @@ from maxsep.lab.spec import RunSpec, options
         RunSpec(dataset="cifar100", network="alexnet", augmentation="crop_flip", normalisation="cifar10"),
         RunSpec(network="vgg32", network_options=options(feature_size=2), augmentation="rand_augment_m6"),
         RunSpec(network="wrn40_2", normalisation="cifar10_255", schedule="cosine_steps", nesterov=True),
+        RunSpec(loss="logit_adjusted"),
+        RunSpec(loss="label_aware_smoothing", sampler="class_balanced"),
         RunSpec(head="hpn", loss="squared_cosine", optimiser="adamw", schedule="step"),
     ],
 )
 def test_known_names_pass_without_reading_anything(spec):
     check_names(spec)
+
+
+@pytest.mark.parametrize("loss", ["logit_adjusted", "balanced_softmax"])
+def test_two_corrections_for_the_same_imbalance_are_warned_of(loss):
+    told = rf"^the loss {loss} corrects the logits for the frequency of classes, and the sampler class_balanced removes"
+    with pytest.warns(UserWarning, match=told) as found:
+        check_names(RunSpec(loss=loss, sampler="class_balanced"))
+    assert len(found) == 1
+    assert str(found[0].message).endswith(
+        "Take one of the two, such as the loss cross_entropy or the sampler instance."
+    )
+
+
+def test_a_double_correction_is_told_when_a_run_is_rehearsed():
+    spec = RunSpec(loss="logit_adjusted", sampler="class_balanced", imbalance=0.1)
+    with pytest.warns(UserWarning, match="together they correct twice"):
+        rehearse(spec, Execution(device="cpu"))
 
 
 @pytest.mark.parametrize(

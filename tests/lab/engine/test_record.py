@@ -1,3 +1,4 @@
+import fcntl
 import json
 
 import pytest
@@ -82,6 +83,38 @@ def test_a_folder_has_one_writer(tmp_path):
         pass
     with folder.lock():
         assert (tmp_path / ".lock").exists()
+
+
+def test_a_claim_is_held_by_one_and_leaves_nothing(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / SPEC.name)
+    with folder.claim():
+        assert not folder.path.exists(), "a run's folder is made when its data were read"
+        with pytest.raises(BlockingIOError, match="another process is training"), folder.claim():
+            pass
+        with folder.lock():
+            pass
+        with RunFolder(folder.path.with_name(SPEC.replace(seed=1).name)).claim():
+            pass
+    with folder.claim():
+        pass
+    with folder.lock(), pytest.raises(BlockingIOError, match="another process is training"), folder.claim():
+        pass
+    with pytest.raises(RuntimeError), folder.claim():
+        raise RuntimeError("whatever happens")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [SPEC.name]
+
+
+def test_a_claim_whose_file_was_removed_since_is_none(tmp_path, monkeypatch):
+    """The other process ends between our opening of the file and our lock."""
+    folder, flock = RunFolder(tmp_path / SPEC.name), fcntl.flock
+
+    def late(file, how):
+        next(tmp_path.glob(".*.claim")).unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(BlockingIOError, match="another process is training"), folder.claim():
+        pass
 
 
 def test_asking_for_the_lock_keeps_nothing_and_makes_nothing(tmp_path):

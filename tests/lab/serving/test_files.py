@@ -26,9 +26,15 @@ def place(tmp_path, monkeypatch):
     ],
 )
 def test_files_folders_and_patterns_in_the_order_asked_for(place, asked, found):
-    images, missing = find_images(asked)
+    images, missing, _ = find_images(asked)
     assert [os.fspath(path) for path in images] == found
     assert not missing
+
+
+def test_other_files_of_folders_are_skipped_and_listed(place):
+    assert [os.fspath(path) for path in find_images(["."]).skipped] == ["empty/x.csv", "notes.txt", "odd"]
+    assert [os.fspath(path) for path in find_images(["odd", "deep", "empty"]).skipped] == ["empty/x.csv"]
+    assert find_images(["odd", "notes.txt", "*.txt"]).skipped == [], "what is named itself is read"
 
 
 def test_a_name_that_looks_like_a_pattern_is_a_file_if_it_exists(place):
@@ -37,7 +43,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_file_if_it_exists(place):
 
 
 def test_what_is_not_there_is_named(place):
-    images, missing = find_images(["gone.png", "b.png", "*.gif", "empty"])
+    images, missing, _ = find_images(["gone.png", "b.png", "*.gif", "empty"])
     assert [path.name for path in images] == ["b.png"]
     assert [item.path for item in missing] == ["gone.png", "*.gif", "empty"]
     told = [item.reason for item in missing]

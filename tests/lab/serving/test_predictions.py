@@ -70,6 +70,16 @@ def test_batches_do_not_show(classifier, paths, monkeypatch, tmp_path):
     assert "broken.png cannot be read as an image" in whole[3].reason
 
 
+def test_deep_images_are_told_once_over_all_batches(classifier, monkeypatch, tmp_path):
+    monkeypatch.setattr(import_module("maxsep.lab.serving.predictions"), "BATCH", 2)
+    deep = [tmp_path / f"{i}.ppm" for i in range(5)]
+    for path in deep:
+        path.write_bytes(b"P6 8 8 65535 " + bytes(8 * 8 * 3 * 2))
+    with pytest.warns(UserWarning, match=r"0.ppm and 4 other images have more than 8 bits per channel") as found:
+        assert len(list(predictions(classifier, deep))) == 5
+    assert len(found) == 1
+
+
 def test_probabilities_sum_to_one(classifier, paths):
     (answer,) = predictions(classifier, paths[:1], top=10)
     assert sum(share for _, share in answer.top) == pytest.approx(1)

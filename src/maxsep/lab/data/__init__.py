@@ -142,7 +142,7 @@ def prepare(
         train = train.subset(limit(train.labels, spec.max_train, spec.subset_seed))
     if spec.max_test is not None:
         test = test.subset(limit(test.labels, spec.max_test, spec.subset_seed))
-    return Data(data.name, train, test, calibration)
+    return Data(data.name, train, test, calibration, data.files)
 
 
 def _set_aside(train: ImageSet, spec: RunSpec, purpose: str) -> tuple[ImageSet, ImageSet]:

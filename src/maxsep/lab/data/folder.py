@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 import torch
 
-from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode
+from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.split import hold_out
 
@@ -17,6 +18,8 @@ FOLDER = "folder:"
 """What a folder's path has before it where names of datasets are expected."""
 SIZE = 32
 TEST_FRACTION = 0.2
+SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
+"""Names of splits, of which train, test and val are understood; a folder with no others is not one of classes."""
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
 IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
 
@@ -57,16 +60,19 @@ def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> D
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
     name = f"folder:{folder}" if name is None else name
-    own = own_test(folder)
+    own, files = own_test(folder), files_mark(folder)
+    reduced: list[Path] = []
+    splits = [_read_split(part, size, reduced) for part in ([folder] if own is None else [folder / "train", own])]
+    warn_of_reduced(reduced)
     if own is None:
-        return _split(name, _read_split(folder, size), folder)
-    train, test = _read_split(folder / "train", size), _read_split(own, size)
+        return _split(name, splits[0], folder, files)
+    train, test = splits
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))[0]
         raise ValueError(
             f"class {odd!r} is only in one of {folder / 'train'} and {own}. Both must have the same class folders."
         )
-    return Data(name, train, test)
+    return Data(name, train, test, files=files)
 
 
 def own_test(folder: Path) -> Path | None:
@@ -77,12 +83,25 @@ def own_test(folder: Path) -> Path | None:
     parts = {path.name for path in _visible(folder) if path.is_dir()}
     tests = sorted(parts & {"test", "val"})
     if "train" not in parts or not tests:
+        _check_not_half(folder, parts)
         return None
     if len(tests) > 1:
         raise ValueError(f"{folder} has train/, test/ and val/. Hide one of the last two (rename val to .val).")
     if others := sorted(parts - {"train", *tests}):
         raise ValueError(f"{folder} has train/ and {tests[0]}/, but also {others[0]}/. Move or hide it.")
     return folder / tests[0]
+
+
+def _check_not_half(folder: Path, parts: set[str]) -> None:
+    """Refuse a folder that has splits and nothing else, but not those that belong together."""
+    if parts and parts <= SPLITS:
+        there = " and ".join(f"{name}/" for name in sorted(parts))
+        lacking = "test/ or val/" if "train" in parts else "train/"
+        raise ValueError(
+            f"{folder} has {there} but no {lacking}. Add (or rename) it: train/ and one of test/ and val/ hold the "
+            f"same class folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for "
+            "testing."
+        )
 
 
 def train_counts(folder: Path) -> list[int]:
@@ -94,6 +113,21 @@ def train_counts(folder: Path) -> list[int]:
         return sizes
     kept, _ = hold_out(_labels(sizes), TEST_FRACTION, seed=0)
     return torch.bincount(_labels(sizes)[kept], minlength=len(sizes)).tolist()
+
+
+def files_mark(folder: Path) -> str:
+    """Digest the names and sizes of the images that `load_folder` reads: twelve digits, without reading a pixel.
+
+    It stays where the folder is moved or renamed, and where text files come and go. A picture that is replaced by one
+    of the same name and of as many bytes is not noticed.
+    """
+    own = own_test(folder)
+    parts = [folder] if own is None else [folder / "train", own]
+    digest = hashlib.sha256()
+    for path in (path for part in parts for item in _class_folders(part) for path in _image_files(item)):
+        name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
+        digest.update(name + b"\0%d\0" % path.stat().st_size)
+    return digest.hexdigest()[:12]
 
 
 def _labels(sizes: list[int]) -> torch.Tensor:
@@ -136,7 +170,7 @@ def _few(files: list[Path], most: int | None) -> list[Path]:
     return [files[i] for i in sorted(chosen)]
 
 
-def _split(name: str, images: ImageSet, folder: Path) -> Data:
+def _split(name: str, images: ImageSet, folder: Path, files: str) -> Data:
     for label, count in enumerate(images.class_counts):
         if count < 2:
             raise ValueError(
@@ -144,19 +178,19 @@ def _split(name: str, images: ImageSet, folder: Path) -> Data:
                 "test. Add images or remove the class."
             )
     kept, held = hold_out(images.labels, TEST_FRACTION, seed=0)
-    return Data(name, images.subset(kept), images.subset(held))
+    return Data(name, images.subset(kept), images.subset(held), files=files)
 
 
-def _read_split(folder: Path, size: int) -> ImageSet:
+def _read_split(folder: Path, size: int, reduced: list[Path]) -> ImageSet:
     classes = _class_folders(folder)
     files = [(path, label) for label, item in enumerate(classes) for path in _image_files(item)]
-    images = _read_files([path for path, _ in files], size)
+    images = _read_files([path for path, _ in files], size, reduced)
     labels = torch.tensor([label for _, label in files], dtype=torch.int64)
     return ImageSet(images, labels, tuple(item.name for item in classes))
 
 
-def _read_files(files: list[Path], size: int) -> torch.Tensor:
-    array, errors = decode(files, (3, size, size))
+def _read_files(files: list[Path], size: int, reduced: list[Path] | None = None) -> torch.Tensor:
+    array, errors = decode(files, (3, size, size), reduced)
     if errors:
         raise errors[min(errors)]
     return torch.from_numpy(array)

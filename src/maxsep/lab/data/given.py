@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from maxsep.lab.data.folder import FOLDER, own_test, parse_address, train_counts
+from maxsep.lab.data.folder import FOLDER, files_mark, own_test, parse_address, train_counts
 from maxsep.lab.data.locations import find_folder
 
 NAMES = ("digits", "cifar10", "cifar100", "svhn")
 """Datasets that are known by name."""
+_T = TypeVar("_T")
 
 
 def name_data(given: str, root: str | Path | None = None, size: int | None = None) -> str:
@@ -61,10 +64,23 @@ def given_counts(dataset: str) -> list[int] | None:
 
     A folder that is missing or cannot be used is an error when it is read, not here, where it only has no counts.
     """
+    return _of_folder(dataset, train_counts)
+
+
+def given_files(dataset: str) -> str | None:
+    """Digest the names and sizes of a folder's pictures, as `Data.files` of what `load` reads; else as `given_counts`.
+
+    >>> given_files("digits") is None
+    True
+    """
+    return _of_folder(dataset, files_mark)
+
+
+def _of_folder(dataset: str, ask: Callable[[Path], _T]) -> _T | None:
     if not dataset.startswith(FOLDER):
         return None
     try:
-        return train_counts(_folder(dataset.removeprefix(FOLDER)))
+        return ask(_folder(dataset.removeprefix(FOLDER)))
     except (OSError, ValueError):
         return None
 

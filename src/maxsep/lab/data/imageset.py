@@ -70,13 +70,14 @@ class Data:
     """Pair a training split with the split it is evaluated on.
 
     All must share their classes and their image shape. `calibration`, where there is one, is of neither kind: it sets
-    the threshold of "unknown".
+    the threshold of "unknown". `files` is what `folder.files_mark` says of a folder, and None for what is no folder.
     """
 
     name: str
     train: ImageSet
     test: ImageSet
     calibration: ImageSet | None = None
+    files: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse splits that do not belong together."""
@@ -87,7 +88,7 @@ class Data:
     def to(self, device: torch.device | str) -> Data:
         """Move all splits to a device."""
         calibration = None if self.calibration is None else self.calibration.to(device)
-        return Data(self.name, self.train.to(device), self.test.to(device), calibration)
+        return Data(self.name, self.train.to(device), self.test.to(device), calibration, self.files)
 
     def _check(self, kind: str, split: ImageSet) -> None:
         if self.train.classes != split.classes:

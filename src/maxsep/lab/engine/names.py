@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 
 from maxsep import heads
@@ -11,10 +12,14 @@ from maxsep.lab.engine import optimisers, schedules
 from maxsep.lab.engine.losses import loss_names
 from maxsep.lab.spec import RunSpec
 
+_FOR_PRIORS = ("balanced_softmax", "logit_adjusted")
+"""Losses that add log-priors to the logits, which are right where batches have the classes in that frequency."""
+
 
 def check_names(spec: RunSpec) -> None:
     """Raise if a spec names an unknown dataset, network, head, loss, optimiser, schedule and so on.
 
+    A loss and a sampler that both correct for the frequency of classes are warned of.
     Whether a folder of images is there, or a library has a network of that name, shows when it is read or built.
 
     >>> check_names(RunSpec(optimiser="adam"))
@@ -38,6 +43,13 @@ def check_names(spec: RunSpec) -> None:
         raise ValueError(
             f"the loss ldam takes a margin off cosines, and the head {spec.head!r} gives logits of any size. Take the "
             f"head {' or '.join(name for name in heads.names() if 'cosine' in name)}, or another loss."
+        )
+    if spec.loss in _FOR_PRIORS and spec.sampler == "class_balanced":
+        warnings.warn(
+            f"the loss {spec.loss} corrects the logits for the frequency of classes, and the sampler class_balanced "
+            "removes that frequency from the batches: together they correct twice, in favour of rare classes. Take one "
+            "of the two, such as the loss cross_entropy or the sampler instance.",
+            stacklevel=2,
         )
     schedules.learning_rate(spec, 0)  # its options are checked with its name
 

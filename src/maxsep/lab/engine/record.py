@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -98,6 +99,33 @@ class RunFolder:
             if (self.path / "result.json").exists():
                 # who still waits with this file open will see that there is nothing left to do
                 (self.path / ".lock").unlink(missing_ok=True)
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Hold a run against processes that work through the same list, from before its data are read.
+
+        The lock of the folder comes later, when there is one. The file lies beside the folder, hidden, and goes with
+        the claim.
+
+        Raises:
+            BlockingIOError: Another process has the run in hand, by a claim or by the lock.
+        """
+        import fcntl
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        path = self.path.with_name(f".{self.path.name[-40:]}.claim")  # the end of a name has the digest of its spec
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BlockingIOError(_TAKEN.format(self.path)) from error
+            if not os.fstat(file.fileno()).st_nlink:  # whoever held it has removed it since we opened it
+                raise BlockingIOError(_TAKEN.format(self.path))
+            try:
+                self.check_free()
+                yield
+            finally:
+                path.unlink(missing_ok=True)
 
     def check_free(self) -> None:
         """Ask for the lock without keeping it, and without making the folder: cheap, before anything is loaded.

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from maxsep.analysis import angular_fisher_score
 from maxsep.lab.data import Data
 from maxsep.lab.engine.calibration import calibrate
-from maxsep.lab.engine.checkpoint import load_point, save_point
+from maxsep.lab.engine.checkpoint import CheckpointError, load_point, save_point
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import Loss, reweight
@@ -68,6 +68,7 @@ class Trainer:
         self.state = State(losses, started=_now())
         self.checkpoint_steps = int(dict(self.execution.extra).get("checkpoint_steps", 0))
         self.facts = _conditions(self.execution) | versions() | hardware(self.fabric.device, self.fabric.world_size)
+        self.facts["files"] = self.data.files
         self.final: tuple[dict[str, Any], float] | None = None
         self._tick = self.clock()
         self._next_save = 0.0
@@ -76,6 +77,7 @@ class Trainer:
         """Take up the newest good resume point, if there is one."""
         point = load_point(self.folder.resume)
         if point is not None:
+            self._check_files(point.state["facts"].get("files"))
             states = unpack(point, self.state, self.pipeline.network, self.optimiser)
             self.state.resumed += 1
             self._restore_random(states)
@@ -203,6 +205,8 @@ class Trainer:
             "num_test": len(self.data.test),
             "parameters": sum(p.numel() for p in network.parameters()),
         }
+        if self.data.files is not None:
+            metrics["files"] = self.data.files
         self._account()
         result = {
             "schema": SCHEMA,
@@ -264,6 +268,14 @@ class Trainer:
             f"the resume point was written {told}: "
             "the weights are the same, the rest of the run will differ from an uninterrupted one"
         )
+
+    def _check_files(self, files: str | None) -> None:
+        """Refuse to go on with other pictures than those the run was begun with; old points say nothing of them."""
+        if files is not None and files != self.data.files:
+            raise CheckpointError(
+                f"the resume point was made with other images of {self.spec.dataset}: files have been replaced, or "
+                "changed in name or size. Delete the run's folder and train anew."
+            )
 
     def _compare(self, facts: dict[str, Any]) -> None:
         now = self.facts

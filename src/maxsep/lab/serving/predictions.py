@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from maxsep.lab.data.decode import decode
+from maxsep.lab.data.decode import decode, warn_of_reduced
 from maxsep.lab.engine.calibration import check_score
 from maxsep.lab.serving.classifier import Classifier
 from maxsep.lab.serving.files import Unreadable
@@ -60,9 +60,10 @@ def predictions(
 def _predictions(
     classifier: Classifier, paths: Sequence[Path], score: str, threshold: float | None, top: int
 ) -> Iterator[Prediction | Unreadable]:
+    reduced: list[Path] = []
     for start in range(0, len(paths), BATCH):
         part = paths[start : start + BATCH]
-        array, errors = decode(part, classifier.shape)
+        array, errors = decode(part, classifier.shape, reduced)
         # what cannot be read stays in the batch as a black image: no number depends on its neighbours
         array[list(errors)] = 0
         logits = classifier.logits(torch.from_numpy(array))
@@ -76,3 +77,4 @@ def _predictions(
             named = tuple((classifier.labels[index], probability) for index, probability in pairs)
             unknown = None if threshold is None else scores[position] < threshold
             yield Prediction(path, named, scores[position], unknown)
+    warn_of_reduced(reduced)
