@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from maxsep.ops.fused import row_losses
+from maxsep.ops.fused import chunks, row_losses
 
 
 def problem():
@@ -94,6 +94,21 @@ def test_one_graph_serves_every_batch(options):
         for ours, theirs in zip(*(torch.autograd.grad(value, (x, weight)) for value in values), strict=True):
             torch.testing.assert_close(ours, theirs)
     assert counter.frame_count <= 2  # one to spare
+
+
+@pytest.mark.parametrize("num_classes", [9, 3_000], ids=["one chunk", "several"])
+def test_a_batch_that_is_left_open_may_be_smaller_than_the_features(num_classes, monkeypatch):
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
+    weight = torch.randn(num_classes - 1, 16, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, target: row_losses(x, weight, target)[0].sum(), backend="aot_eager")
+    for batch in (4, 7, 2):  # the matrix is applied to the logits
+        x, target = torch.randn(batch, 16, requires_grad=True), torch.arange(batch)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(target, 0)
+        values = compiled(x, target), row_losses(x, weight, target)[0].sum()
+        for ours, theirs in zip(*(torch.autograd.grad(value, (x, weight)) for value in values), strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("losses", [short, by_operator])

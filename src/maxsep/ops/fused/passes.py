@@ -98,14 +98,13 @@ class Stream:
         batch, like = len(self.x), self.x.new_empty(0, dtype=self.wide)
         state = RowState.empty(self.steps.parts(self.x) if self.joins else 1, batch, like, with_total=smoothing)
         carries = self._carries()
-        along = []
         carry = like.new_zeros(batch)
         # a product that ends in the log-sum-exp writes no logits
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
         chunks = self._chunks(sizes, first_pass=True)
         scratch = Scratch(sizes, chunks, self.x)
         joined = self.steps.accumulating(self.x, self.target, state, self.scale) if self.joins else None
-        for start, stop in chunks:
+        for turn, (start, stop) in enumerate(chunks):
             logits, room = scratch.take(start, stop)
             weight = self._folded(start, stop, carries, room)
             parts = self._parts(start, stop)
@@ -114,7 +113,7 @@ class Stream:
                 continue
             self._products(weight, logits)
             if self.side == "logits":
-                along.append(carry)
+                carries[turn] = carry
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
             self.steps.accumulate(logits, *parts, self.target, start, state)
         lse, target_logit, total = state.merged()
@@ -123,7 +122,7 @@ class Stream:
         smooth = torch.zeros_like(lse)
         if total is not None:
             smooth = lse * self._mean_weight() - total / self.num_classes
-        return lse - target_logit, smooth, lse, torch.stack(along) if along else carries
+        return lse - target_logit, smooth, lse, carries
 
     def backward(
         self, u: Tensor, v: Tensor | None, lse: Tensor, carries: Tensor, wants: tuple[bool, bool, bool]
@@ -198,7 +197,7 @@ class Stream:
                 joined(weight, g, *parts, start, sums)
             elif self.side == "logits":
                 self._products(weight, g)
-                z, _ = separated(g, carries[-1 - turn], self.num_classes, self.radius, start)
+                z, _ = separated(g, carries[len(chunks) - 1 - turn], self.num_classes, self.radius, start)
                 self.steps.gradient_(z, *parts, self.target, start, factors, sums)
                 g.copy_(unseparated_(z, later, self.num_classes, self.radius, start))
                 g = g[:, : len(weight)]
@@ -228,22 +227,23 @@ class Stream:
             summed = self.steps.sum_of_rows(self.weight, self.wide)
             return last_logits(self.x, summed, self.num_classes, self.radius, self.offset)
         if self.side != "weight":
-            return self.x.new_empty(0, dtype=self.wide)
+            return self.empty_carries()
         carries: Tensor = self.steps.block_carries(self.weight, self.radius, self.grain, self.wide)
         return carries
 
+    @property
+    def _blocks(self) -> int:
+        """How many chunks there are at most, which unlike their number does not depend on the batch."""
+        return -(-self.num_classes // self.grain)
+
     def empty_carries(self) -> Tensor:
-        """Return a tensor of the shape that the carries have, for tracing."""
+        """Return a tensor of the shape that the carries have: for tracing, and to be filled on the way."""
         like = self.x.new_empty(0, dtype=self.wide)
         if self.side == "weight":
-            return like.new_empty(-(-self.num_classes // self.grain), self.x.shape[1])
+            return like.new_empty(self._blocks, self.x.shape[1])
         if self.side == "householder":
             return like.new_empty(self.x.shape[0])
-        return (
-            like.new_empty(len(self._chunks(self.sizes, first_pass=True)), len(self.x))
-            if self.side == "logits"
-            else like
-        )
+        return like.new_empty(self._blocks, self.x.shape[0]) if self.side == "logits" else like
 
     def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
         """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""

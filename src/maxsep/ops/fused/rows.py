@@ -21,7 +21,7 @@ from maxsep.ops.eager import with_derivative
 from maxsep.ops.fused.passes import Stream
 from maxsep.ops.modes import is_autocasting
 from maxsep.ops.row_cross_entropy import refuse_second_derivatives
-from maxsep.ops.triton_scan import IS_INSTALLED, on_device_of
+from maxsep.ops.triton_scan import IS_INSTALLED, is_supported, on_device_of
 
 
 def row_losses(
@@ -71,7 +71,8 @@ def row_losses(
 
 def _triton_suits(x: Tensor, weight: Tensor) -> bool:
     fine = (torch.float32, torch.bfloat16, torch.float16)
-    return IS_INSTALLED and x.device.type == "cuda" and x.dtype in fine and weight.dtype in fine
+    suits = IS_INSTALLED and x.device.type == "cuda" and x.dtype in fine and weight.dtype in fine
+    return suits and is_supported(x.device.index)
 
 
 _LAYER = "Tensor x, Tensor weight, Tensor target, Tensor? offset, Tensor? class_weight, float radius, str side, "
