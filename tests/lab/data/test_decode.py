@@ -134,6 +134,16 @@ def test_sixteen_bits_for_three_channels_are_not_deep(tmp_path):
     assert reduced == []
 
 
+@pytest.mark.parametrize(
+    "content", [b"P1\n2 1\n0 1\n", b"P2\n2 1\n255\n255 0\n", b"P4\n2 1\n\x40"], ids=["P1", "P2", "P4"]
+)
+def test_black_and_white_is_not_deep(tmp_path, content):
+    (tmp_path / "a.pbm").write_bytes(content)
+    reduced = []
+    array, errors = decode([tmp_path / "a.pbm"], (1, 1, 2), reduced)
+    assert (array.tolist(), errors, reduced) == ([[[[255, 0]]]], {}, [])
+
+
 def test_files_have_one_or_three_channels():
     with pytest.raises(ValueError, match=r"have 1 channel \(grey\) or 3 \(RGB\), and the images here have 4"):
         decode([], (4, 8, 8))

@@ -95,8 +95,9 @@ def _warn_of_reduced(first: Path, others: int) -> None:
 def _has_more_bits(opened: Any) -> bool:
     """Return whether a file has more bits than the image that Pillow makes of it; known before it is loaded only."""
     for codec, _, _, told in opened.tile:
-        raw, *_, last = told if isinstance(told, tuple) else (told, None)
-        if re.fullmatch(r".+;16[BLN]", str(raw)) or (codec.startswith("ppm") and last > 255):
+        raw, *more = told if isinstance(told, tuple) else (told,)
+        # the readers of PPM are told the largest value, but for black and white
+        if re.fullmatch(r".+;16[BLN]", str(raw)) or (codec.startswith("ppm") and more and more[-1] > 255):
             return True
     return False
 
