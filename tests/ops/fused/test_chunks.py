@@ -96,6 +96,15 @@ def test_scratch_of_its_own_holds_every_chunk_and_a_rounded_tensor(sizes, chunk,
     assert torch.equal(scratch.rounded(wide), wide.bfloat16())
 
 
+@given(sizes=sizes, more=st.integers(0, 40), numbers=st.integers(1, 3_000))
+def test_a_rounded_tensor_lies_behind_the_gradient_or_apart(sizes, more, numbers):
+    gradient = torch.full((sizes.num_classes + more, sizes.row), 7, dtype=torch.int8)
+    scratch = Scratch(sizes, [], torch.empty(0, dtype=torch.bfloat16), gradient)
+    wide = torch.linspace(0, 1, numbers)
+    assert torch.equal(scratch.rounded(wide), wide.bfloat16())
+    assert (gradient[: sizes.num_classes] == 7).all()
+
+
 def on_a_gpu(sizes):
     cuda = torch.device("cuda")
     return borrowing_chunks(sizes, most_bytes(cuda), own_bytes(sizes, cuda, "triton"), 256, wave(cuda))

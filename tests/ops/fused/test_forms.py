@@ -256,7 +256,7 @@ def test_chunks_whose_logits_lie_in_the_gradient(width, basis, monkeypatch):
 @pytest.mark.parametrize("basis", ["recursive", "householder"])
 @pytest.mark.parametrize("full", [True, False])
 def test_half_precision_with_scratch_in_the_rounded_gradient(full, basis, monkeypatch):
-    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 13)  # the bytes of x
     monkeypatch.setattr(passes, "GRAIN", 32)
     lenders = noted_lenders(monkeypatch)
     torch.manual_seed(0)
@@ -275,6 +275,35 @@ def test_half_precision_with_scratch_in_the_rounded_gradient(full, basis, monkey
     exact = torch.autograd.grad((u * torch.nn.functional.cross_entropy(logits, target, reduction="none")).sum(), leaves)
     for ours, theirs in zip(found, exact, strict=True):
         assert (ours.double() - theirs.double()).norm() < 2e-3 * theirs.double().norm()
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["recursive", "none", "householder"])
+@pytest.mark.parametrize(
+    ("num_classes", "batch", "borrows"),
+    [(40, 600, False), (1_000, 600, True)],
+    ids=["a chunk larger than the gradient", "features larger than the scratch"],
+)
+def test_the_gradient_of_few_classes_keeps_no_scratch_of_many_samples(num_classes, batch, borrows, basis, monkeypatch):
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
+    monkeypatch.setattr(passes, "GRAIN", 32)
+    lenders = noted_lenders(monkeypatch)
+    torch.manual_seed(0)
+    x, weight = torch.randn(batch, 64).half(), torch.randn(num_classes - (basis != "none"), 64).div(8).half()
+    target = torch.randint(num_classes, (batch,))
+    x, weight = (leaf.requires_grad_() for leaf in (x, weight))
+    options = {"separate": basis != "none", "basis": "recursive" if basis == "none" else basis}
+    nll, _ = row_losses(x, weight, target, form="triton", **options)
+    found = torch.autograd.grad(nll.sum(), (x, weight))
+    assert (lenders[1] is not None) == borrows
+    assert found[0].untyped_storage().nbytes() == x.nbytes
+    beside = found[1].untyped_storage().nbytes() - weight.nbytes
+    assert beside < x.nbytes
+    assert beside <= weight.nbytes
+    logits = x.double() @ weight.double().T @ matrix_of(basis, num_classes, torch.float64)
+    exact = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, target, reduction="sum"), (x, weight))
+    for ours, theirs in zip(found, exact, strict=True):
+        assert (ours.double() - theirs.double()).norm() < 4e-3 * theirs.double().norm()
 
 
 def noted_lenders(monkeypatch):

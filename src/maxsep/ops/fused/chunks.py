@@ -157,6 +157,7 @@ class Scratch:
     ) -> None:
         self._sizes = sizes
         self._rooms: dict[int, tuple[Tensor, Tensor]] = {}
+        self._written = 0 if lender is None else sizes.num_classes * sizes.row
         if lender is None:
             lender = like.new_empty(max((sizes.numbers(stop - start) for start, stop in chunks), default=0))
         size = like.element_size()
@@ -178,8 +179,8 @@ class Scratch:
         return self._rooms[rows]
 
     def rounded(self, wide: Tensor) -> Tensor:
-        """Round a tensor, into this memory if it is large enough: no chunk needs it any more."""
-        if self._memory.numel() < wide.numel():
+        """Round a tensor, behind the gradient if there is room enough: no chunk needs it any more."""
+        if self._memory.nbytes - self._written < wide.numel() * self._memory.element_size():
             return wide.to(self._memory.dtype)
         return self._memory[-wide.numel() :].view(wide.shape).copy_(wide)
 

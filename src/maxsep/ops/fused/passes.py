@@ -135,7 +135,7 @@ class Stream:
         factors = self._factors(lse, a, u, None if v is None else v / self.num_classes, carries, columns)
         chunks, scratch, dw = self._second_plan(wants_x, wants_weight)
         dx = self._second_pass(factors, carries, wants, (dw, columns), chunks, scratch)
-        if wants_x and dx.dtype != self.wide:
+        if dx.untyped_storage().nbytes() > dx.nbytes:
             dx = dx.clone()  # out of the scratch, now that the wide sum is gone
         if wants_offset and self.joins and self.scale != 1:
             columns[: self.streamed] /= self.scale  # the offset comes after the factor
@@ -148,18 +148,21 @@ class Stream:
         """Return the chunks of the second pass, their scratch, and room for the gradient of the folded weight.
 
         Kernels that write in place have their scratch in the rows of the gradient not yet written, and in some more
-        behind them, which stay with it. Chunks of a size that was asked for could be larger than all that.
+        behind them, which stay with it as long as it lives: so these are never more than its own. Chunks of a size
+        that was asked for could be larger than all that.
         """
         x, sizes = self.x, self.sizes
-        if not wants_weight or self.chunk or self.form != "triton":
-            chunks = self._chunks(sizes)[::-1]
-            dw = self.weight.new_empty(self.streamed if wants_weight else 0, x.shape[1])
-            return chunks, Scratch(sizes, chunks, x), dw
-        most, own = most_bytes(x.device), own_bytes(sizes, x.device, self.form)
-        chunks = borrowing_chunks(sizes, most, own, self.grain, wave(x.device))
-        rounded = x.nbytes if wants_x and x.dtype != self.wide else 0
-        dw = self.weight.new_empty(self.streamed + rows_beside(sizes, chunks, rounded), x.shape[1])
-        return chunks, Scratch(sizes, chunks, x, dw), dw[: self.streamed]
+        if wants_weight and self.form == "triton" and not self.chunk:
+            own = own_bytes(sizes, x.device, self.form)
+            chunks = borrowing_chunks(sizes, most_bytes(x.device), own, self.grain, wave(x.device))
+            rounded = x.nbytes if wants_x and x.dtype != self.wide else 0
+            more = rows_beside(sizes, chunks, rounded if rounded <= own else 0)
+            if more <= self.streamed:
+                dw = self.weight.new_empty(self.streamed + more, x.shape[1])
+                return chunks, Scratch(sizes, chunks, x, dw), dw[: self.streamed]
+        equal = self._chunks(sizes)[::-1]
+        dw = self.weight.new_empty(self.streamed if wants_weight else 0, x.shape[1])
+        return equal, Scratch(sizes, equal, x), dw
 
     def _factors(
         self, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None, carries: Tensor, columns: Tensor
