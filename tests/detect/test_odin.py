@@ -57,20 +57,14 @@ def test_a_model_that_returns_an_object_with_logits():
         ODIN(lambda x: "no").score(x)
 
 
-def test_a_tensor_is_answered_as_it_comes():
-    # only a loader must be batches of rows: a single sample, or one with several rows of logits, has a score too
-    odin = ODIN(network().eval()[-1], temperature=10)
-    x = torch.randn(5, 2, 16)
-    scores = odin.score(x)
-    assert scores.shape == (5, 2)
-    torch.testing.assert_close(odin.score(x[0, 0]), scores[0, 0])
-    with pytest.raises(ValueError, match=r"inputs \(5, 2, 16\) must have one score for each of its rows"):
-        odin.score([x])
-
-
-def test_a_tensor_goes_to_the_model_and_its_scores_stay_there():
-    scores = ODIN(nn.Linear(3, 2, device="meta"), magnitude=0).score(torch.zeros(4, 3))
-    assert (scores.device.type, scores.shape) == ("meta", (4,))
+def test_a_tensor_is_held_to_the_contract_of_every_detector():
+    odin, x = ODIN(network().eval()[-1], temperature=10), torch.randn(5, 2, 16)
+    for data in (x, [x]):
+        with pytest.raises(ValueError, match=r"inputs \(5, 2, 16\) must have one score for each of its rows"):
+            odin.score(data)
+    with pytest.raises(ValueError, match=r"a single input as x\[None\]"):
+        odin.score(x[0, 0])
+    torch.testing.assert_close(odin.score(x[0]), odin.score([x[0, :1], x[0, 1:]]))
 
 
 @pytest.mark.parametrize(

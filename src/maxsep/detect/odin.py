@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from maxsep.detect.detector import Detector
-from maxsep.detect.evaluating import evaluating, logits_of
+from maxsep.detect.evaluating import logits_of
 from maxsep.detect.logit_scores import max_softmax
 from maxsep.detect.perturbation import step_direction
 from maxsep.detect.precision import check_positive, precise
@@ -30,6 +29,7 @@ class ODIN(Detector):
             outsiders, so choose it on data that you do not report.
         std: What the images were divided by, per channel, see `step_direction`.
 
+    >>> import torch
     >>> model = nn.Linear(2, 2)
     >>> ODIN(model, temperature=1000, magnitude=0.01).score(torch.zeros(3, 2)).shape
     torch.Size([3])
@@ -46,17 +46,6 @@ class ODIN(Detector):
         self.temperature = check_positive("temperature", temperature)
         self.magnitude = check_positive("magnitude", magnitude, zero=True)
         self.std = std
-
-    def score(self, data: Tensor | Iterable[Any]) -> Tensor:
-        """Score inputs (N, ...) or a loader; returns (N,) in float64, higher = more in-distribution.
-
-        The scores of a loader are on the CPU, as those of every detector; the scores of a tensor stay on the model's
-        device.
-        """
-        if not isinstance(data, Tensor):
-            return super().score(data)
-        with evaluating(self.model), torch.no_grad():
-            return self.score_batch(*self._inputs(data))
 
     def score_batch(self, x: Tensor) -> Tensor:
         """Score inputs (B, ...) after their step: (B,)."""
