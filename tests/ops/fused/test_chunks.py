@@ -10,6 +10,7 @@ from maxsep.ops.fused.chunks import (
     Sizes,
     borrowing_chunks,
     equal_chunks,
+    kept_bytes,
     most_bytes,
     own_bytes,
     rows_beside,
@@ -103,6 +104,16 @@ def test_a_rounded_tensor_lies_behind_the_gradient_or_apart(sizes, more, numbers
     wide = torch.linspace(0, 1, numbers)
     assert torch.equal(scratch.rounded(wide), wide.bfloat16())
     assert (gradient[: sizes.num_classes] == 7).all()
+
+
+@pytest.mark.parametrize("samples", [4_000, 4_096, 5_000, 8_000, 9_000])
+def test_features_are_rounded_behind_the_gradient_wherever_the_promise_of_memory_needs_it(samples):
+    """With it, a step holds twice the bytes of x beside what is needed; without it, that and its scratch."""
+    sizes, cuda = Sizes(100_000, samples, 512, 2, 2, True, 8), torch.device("cuda")
+    x, both = 2 * 512 * samples, 2 * 100_000 * sizes.row
+    is_kept = 2 * x <= 0.05 * (both + 2 * x)
+    assert x <= kept_bytes(sizes, cuda) or not is_kept
+    assert kept_bytes(Sizes(1_000, 65_536, 512, 2, 2, True), cuda) == 4 << 20  # few classes keep little of many samples
 
 
 def on_a_gpu(sizes):

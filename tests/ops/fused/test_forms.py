@@ -256,7 +256,7 @@ def test_chunks_whose_logits_lie_in_the_gradient(width, basis, monkeypatch):
 @pytest.mark.parametrize("basis", ["recursive", "householder"])
 @pytest.mark.parametrize("full", [True, False])
 def test_half_precision_with_scratch_in_the_rounded_gradient(full, basis, monkeypatch):
-    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 13)  # the bytes of x
+    monkeypatch.setitem(chunks.OWN_LEAST, "cpu", 1 << 12)
     monkeypatch.setattr(passes, "GRAIN", 32)
     lenders = noted_lenders(monkeypatch)
     torch.manual_seed(0)

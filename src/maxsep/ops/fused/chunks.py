@@ -85,6 +85,15 @@ def own_bytes(sizes: Sizes, device: torch.device, form: str) -> int:
     return max(_of(OWN_LEAST, device), int(min(OWN_SHARE[form] * both, EXTRA_SHARE * both - wide)))
 
 
+def kept_bytes(sizes: Sizes, device: torch.device) -> int:
+    """Return how large the gradient of x may be for its rounding to have room behind the weight's, which keeps it.
+
+    >>> kept_bytes(Sizes(1_000_000, 4096, 512, 2, 2, True), torch.device("cuda"))
+    81920000
+    """
+    return max(_of(OWN_LEAST, device), int(EXTRA_SHARE * 2 * sizes.num_classes * sizes.row))
+
+
 def most_bytes(device: torch.device) -> int:
     """Return the scratch of the largest chunk that is worth while on a device.
 

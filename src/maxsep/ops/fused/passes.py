@@ -19,6 +19,7 @@ from maxsep.ops.fused.chunks import (
     Sizes,
     borrowing_chunks,
     equal_chunks,
+    kept_bytes,
     most_bytes,
     own_bytes,
     rows_beside,
@@ -156,7 +157,7 @@ class Stream:
             own = own_bytes(sizes, x.device, self.form)
             chunks = borrowing_chunks(sizes, most_bytes(x.device), own, self.grain, wave(x.device))
             rounded = x.nbytes if wants_x and x.dtype != self.wide else 0
-            more = rows_beside(sizes, chunks, rounded if rounded <= own else 0)
+            more = rows_beside(sizes, chunks, rounded if rounded <= kept_bytes(sizes, x.device) else 0)
             if more <= self.streamed:
                 dw = self.weight.new_empty(self.streamed + more, x.shape[1])
                 return chunks, Scratch(sizes, chunks, x, dw), dw[: self.streamed]
