@@ -10,8 +10,8 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from maxsep.detect import ODIN, Mahalanobis
-from maxsep.lab.data import load, load_outliers
-from maxsep.lab.detection import FILE, Wish, covers, detect, ensure_detection, read_detection, runs
+from maxsep.lab.data import load, load_outliers, prepare
+from maxsep.lab.detection import FILE, Wish, covers, detect, distances, ensure_detection, read_detection
 from maxsep.lab.detection.distances import Distances
 from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.evaluation import predict
@@ -85,6 +85,7 @@ def test_the_logits_of_the_matrix_are_centred_already(noise, record):
 def test_the_step_is_chosen_on_outsiders_and_all_steps_are_told(noise, record):
     told, sweep = record["mahalanobis"], record["sets"][noise]["sweep"]
     means = {m: np.mean([row[m] for row in told["validation_auroc"].values()]) for m in sweep}
+    assert told["chosen_on"] == "outsiders made from training images"
     assert len(told["validation_auroc"]) == 8
     assert means[f"{told['chosen']:g}"] == max(means.values())
     scores = record["sets"][noise]["scores"]
@@ -158,12 +159,26 @@ def test_limits_of_the_run_hold_for_outliers_too(tmp_path, noise):
     assert (record["sets"][noise]["count"], record["in_distribution"]["count"]) == (12, 12)
 
 
-def test_images_held_out_for_calibration_are_not_fitted(tmp_path, noise, monkeypatch):
+def test_images_held_out_for_calibration_choose_the_step_and_are_not_fitted(tmp_path, noise, monkeypatch):
     folder = train(RunSpec(head="plain", epochs=1, calibration=0.5), runs=tmp_path, progress=False)
-    counts = []
-    monkeypatch.setattr(runs, "fit_distances", lambda pipeline, images, *_: counts.append(len(images)))
-    detect(folder, Wish(outliers=(noise,), repeats=0), device="cpu")
-    assert counts == [json.loads((folder / "result.json").read_text())["metrics"]["num_train"]]
+    fitted, made = [], []
+    fit, make = Mahalanobis.partial_fit, distances.outsiders
+
+    def noted(images, *given):
+        made.append(images)
+        return make(images, *given)
+
+    monkeypatch.setattr(Mahalanobis, "partial_fit", lambda *given: fitted.append(len(given[1])) or fit(*given))
+    monkeypatch.setattr(distances, "outsiders", noted)
+    told = detect(folder, Wish(outliers=(noise,), repeats=0, magnitudes=(0.0, 0.01)), device="cpu")
+    assert told["mahalanobis"]["chosen_on"] == "outsiders made from images held out of training"
+    assert sum(fitted) == json.loads((folder / "result.json").read_text())["metrics"]["num_train"]
+    data = prepare(RunSpec(head="plain", epochs=1, calibration=0.5))
+    held_out, trained = ({image.numpy().tobytes() for image in each.images} for each in (data.calibration, data.train))
+    assert len(made[0]) == len(data.calibration) // 2
+    used = {image.numpy().tobytes() for image in made[0]}
+    assert used <= held_out
+    assert not used <= trained
 
 
 def test_without_weights_or_outliers(folder, tmp_path):

@@ -17,7 +17,8 @@ from maxsep.lab.engine.evaluation import BATCH, predict
 from maxsep.lab.engine.model import Pipeline
 
 VALIDATION = 1000
-"""Training images on each side of the choice, at most a twentieth of all: known ones, and the makings of outsiders."""
+"""Images on each side of the choice, at most: known ones, and the makings of outsiders."""
+_TRAINED_ON, _HELD_OUT = "training images", "images held out of training"
 
 _STEP_BATCH = {"cuda": 500, "cpu": 100}
 """Images of one gradient: what it keeps of every layer must fit in memory. Only signs count: no score changes."""
@@ -30,6 +31,7 @@ class Distances:
     Attributes:
         chosen: The step with the best mean AUROC over the kinds of outsiders; of equals the smallest.
         validation: For each kind and step, that AUROC.
+        chosen_on: Where the images of both sides came from.
     """
 
     pipeline: Pipeline
@@ -38,6 +40,7 @@ class Distances:
     magnitudes: Sequence[float] = MAGNITUDES
     chosen: float = 0.0
     validation: dict[str, dict[float, float]] = field(default_factory=dict)
+    chosen_on: str = _TRAINED_ON
 
     def scores(self, images: Tensor, features: Tensor) -> dict[float, Tensor]:
         """Score uint8 images (N, C, H, W), of which the features (N, D) are known, at every step: {magnitude: (N,)}.
@@ -63,15 +66,23 @@ class Distances:
         return {
             "magnitudes": list(self.magnitudes),
             "chosen": self.chosen,
-            "chosen_on": "outsiders made from training images",
+            "chosen_on": f"outsiders made from {self.chosen_on}",
             "validation_auroc": told,
         }
 
 
 def fit_distances(
-    pipeline: Pipeline, train: ImageSet, mean: Tensor, std: Tensor, magnitudes: Sequence[float] = MAGNITUDES
+    pipeline: Pipeline,
+    train: ImageSet,
+    mean: Tensor,
+    std: Tensor,
+    magnitudes: Sequence[float] = MAGNITUDES,
+    held_out: ImageSet | None = None,
 ) -> Distances:
     """Fit class means and the tied covariance on all training images as in testing, and choose the step.
+
+    Pitfall: a network knows the images that it was trained on too well, and without a step that is all it takes to tell
+    them from anything. A step is only chosen fairly on images that it has not seen.
 
     Args:
         pipeline: The trained network behind its normalisation, in evaluation mode.
@@ -79,6 +90,8 @@ def fit_distances(
         mean: With which it normalises, on the scale of 0 to 1.
         std: Likewise; the step is of the same size in every channel of the image before normalisation.
         magnitudes: Steps to try; 0 is always among them.
+        held_out: Known images to choose on, on its device too: half of them as they are, of half outsiders are made. By
+            default a twentieth of the training images each.
     """
     detector = Mahalanobis()
     with torch.no_grad():
@@ -87,13 +100,17 @@ def fit_distances(
     steps = tuple(dict.fromkeys((0.0, *magnitudes)))
     found = Distances(pipeline, std, detector, steps)
     if len(steps) > 1:
-        _choose(found, train.images, mean, std)
+        if held_out is not None and len(held_out) >= 4:
+            found.chosen_on = _HELD_OUT
+            _choose(found, held_out.images, len(held_out) // 2, mean, std)
+        else:
+            _choose(found, train.images, max(2, len(train) // 20), mean, std)
     return found
 
 
-def _choose(found: Distances, images: Tensor, mean: Tensor, std: Tensor) -> None:
+def _choose(found: Distances, images: Tensor, half: int, mean: Tensor, std: Tensor) -> None:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
-    half = min(VALIDATION, max(2, len(images) // 20))
+    half = min(VALIDATION, half)
 
     def scores(chosen: Tensor) -> dict[float, Tensor]:
         nameless = ImageSet(chosen, torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device), ("",))

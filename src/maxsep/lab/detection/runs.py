@@ -142,7 +142,8 @@ class _RunScorer:
         self.distances: Distances | None = None
         if wish.mahalanobis:
             tell(f"fitting Mahalanobis on {len(data.train):,} training images")
-            self.distances = fit_distances(pipeline, data.train.to(device), mean, self.std, wish.magnitudes)
+            held_out = None if data.calibration is None else data.calibration.to(device)
+            self.distances = fit_distances(pipeline, data.train.to(device), mean, self.std, wish.magnitudes, held_out)
 
     def __call__(self, images: ImageSet) -> tuple[dict[str, Tensor], dict[float, Tensor], Tensor]:
         """Score images: by name, at every input step, and the logits."""
