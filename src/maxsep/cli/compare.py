@@ -18,7 +18,6 @@ from maxsep.cli.show import events, plan_table
 
 if TYPE_CHECKING:
     from maxsep.lab.outcome import Summary
-    from maxsep.lab.report.collect import Record
     from maxsep.lab.report.contest import Contest
     from maxsep.lab.spec import Execution, RunSpec
 
@@ -130,20 +129,10 @@ def _rehearse(
     records = _collect(specs, runs).records
     if left:
         data = rehearse(left[0], execution, data_root, download=download)
-        check_data(records, data.train.class_counts, len(data.test))
-    elif specs[0].imbalance == 1:  # nothing to train, so nothing is read; but files are quickly counted
-        check_data(records, given_counts(specs[0].dataset) or ())
-    _check_files(records, given_files(specs[0].dataset))
-
-
-def _check_files(records: Sequence[Record], now: str | None) -> None:
-    """Raise if pictures were replaced one for one, which no count can tell; old records say nothing of files."""
-    seen = {record.metrics.get("files") for record in records} | {now}
-    if len(seen - {None}) > 1:
-        raise ValueError(
-            f"the images of {records[0].spec.dataset} have changed since some of these runs were trained (as many, but "
-            "files of other names or sizes). Name another folder with --runs to compare anew."
-        )
+        check_data(records, data.train.class_counts, len(data.test), data.files)
+    else:  # nothing to train, so nothing is read; but files are quickly counted
+        counts = given_counts(specs[0].dataset) if specs[0].imbalance == 1 else None
+        check_data(records, counts or (), files=given_files(specs[0].dataset))
 
 
 def _collect(specs: Sequence[RunSpec], runs: Path) -> Any:
@@ -159,9 +148,7 @@ def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary | No
     from maxsep.lab.report import render
     from maxsep.lab.report.contest import contest
 
-    records = _collect(specs, runs).records
-    _check_files(records, None)
-    found = contest(specs, records)
+    found = contest(specs, _collect(specs, runs).records)
     page = None
     if found.records:
         folders = [record.folder for record in found.records]

@@ -29,13 +29,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    """A folder of 40 noisy images."""
-    root = tmp_path_factory.mktemp("noise")
-    rng = np.random.default_rng(0)
-    for number in range(40):
-        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(root / f"{number:02}.png")
-    return f"folder:{root}"
+def noise(noise_of):
+    return noise_of(40)
 
 
 @pytest.fixture(scope="module")

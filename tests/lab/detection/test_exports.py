@@ -1,8 +1,6 @@
 """Detection with an export is that of its run, as far as logits go."""
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from maxsep.lab.detection import Wish, detect, detect_export
 from maxsep.lab.engine import train
@@ -13,13 +11,8 @@ CHEAP = {"mahalanobis": False, "draw": 15, "repeats": 2}
 
 
 @pytest.fixture(scope="module")
-def noise(tmp_path_factory):
-    """A folder of 20 noisy images."""
-    root = tmp_path_factory.mktemp("noise")
-    rng = np.random.default_rng(0)
-    for number in range(20):
-        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(root / f"{number:02}.png")
-    return f"folder:{root}"
+def noise(noise_of):
+    return noise_of(20)
 
 
 @pytest.mark.parametrize("format", ["safetensors", "onnx"])

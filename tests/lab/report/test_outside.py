@@ -210,28 +210,13 @@ def test_enough_splits_are_told_without_doubt(settings):
     assert told.endswith("in points.")
 
 
-def test_features_have_four_panels_and_two_curves_for_each_head(settings):
-    plane, norms = features_section(settings).figures
-    for title in ("plain, epoch 15", "plain, epoch 200", "maxsep, epoch 15", "maxsep, epoch 200"):
-        assert title in plane.svg
-    assert plane.svg.count(">unknown<") == 1, "one legend for all panels"
-    assert "maxsep ends at" in norms.caption
-    assert "plain, unknown" in norms.svg
-
-
-def test_panels_that_are_compared_have_one_scale(settings, monkeypatch):
-    limits, shown = [], []
-    keep, finish = outliers_figures._scatter, outliers_figures.finish
-    monkeypatch.setattr(outliers_figures, "_scatter", lambda *given: limits.append(given[-1]) or keep(*given))
+def test_energies_of_compared_heads_have_one_scale(settings, monkeypatch):
+    shown, finish = [], outliers_figures.finish
     monkeypatch.setattr(
         outliers_figures,
         "finish",
         lambda figure, *told: shown.append([axes.get_xlim() for axes in figure.axes]) or finish(figure, *told),
     )
-    features_section(settings)
-    assert len(limits) == 4
-    assert len(set(limits)) == 1  # heads and epochs
-    shown.clear()
     outliers_section(settings)
     assert shown
     assert all(len(set(each)) == 1 for each in shown)

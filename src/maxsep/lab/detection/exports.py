@@ -44,4 +44,4 @@ def detect_export(
         return logit_scores(logits, classifier.spec.softmax_scale), {}, logits
 
     with full_precision():
-        return judge(classifier.spec, scorer, data, wish, data_root=data_root, tell=tell)
+        return judge(classifier.spec, scorer, data, wish, data_root, tell)

@@ -73,9 +73,8 @@ def judge(
     scorer: Scorer,
     data: Data,
     wish: Wish,
-    *,
-    data_root: str | Path | None = None,
-    tell: Callable[[str], None] = lambda stage: None,
+    data_root: str | Path | None,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Score the test images of a model and every set of outliers, and measure the one against the other.
 

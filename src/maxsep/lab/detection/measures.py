@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsep.detect import energy, max_logit, max_softmax, ood_metrics, oscr
+from maxsep.detect import ood_metrics, oscr
+from maxsep.lab.engine.calibration import scores_of
 
 DRAW = 2000
 """Outliers of one draw: a fifth of CIFAR's test images."""
 REPEATS = 10
 BINS = 60
+_SHIFTED = ("max_logit", "energy")
+"""Scores that see a shift of all logits."""
 
 CONVENTIONS = {
     "auroc": "area under the ROC curve",
@@ -38,14 +41,9 @@ def logit_scores(logits: Tensor, softmax_scale: float = 1.0) -> dict[str, Tensor
     >>> {name: round(score.item(), 2) for name, score in scores.items()}
     {'max_softmax': 0.88, 'max_logit': 3.0, 'energy': 3.13, 'max_logit_centred': 1.0, 'energy_centred': 1.13}
     """
-    scaled = softmax_scale * logits
-    return {
-        "max_softmax": max_softmax(scaled),
-        "max_logit": max_logit(logits),
-        "energy": energy(scaled),
-        "max_logit_centred": max_logit(logits, centre=True),
-        "energy_centred": energy(scaled, centre=True),
-    }
+    found = {name: scores_of(name, logits, softmax_scale) for name in ("max_softmax", "max_logit", "energy")}
+    centred = {f"{name}_centred": scores_of(name, logits, softmax_scale, centre=True) for name in _SHIFTED}
+    return found | centred
 
 
 def measure_pair(known: Tensor, outside: Tensor) -> dict[str, float]:

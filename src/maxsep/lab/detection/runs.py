@@ -61,7 +61,7 @@ def detect(
     with full_precision():
         pipeline = _pipeline(folder, run.preprocessing, place)
         scorer = _RunScorer(pipeline, data, wish, run.preprocessing, run.spec.softmax_scale, tell)
-        record = judge(run.spec, scorer, data, wish, data_root=data_root, tell=tell)
+        record = judge(run.spec, scorer, data, wish, data_root, tell)
     if scorer.distances is not None:
         record["mahalanobis"] = scorer.distances.to_dict()
     return record

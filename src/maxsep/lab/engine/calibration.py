@@ -14,7 +14,7 @@ from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.networks import Network
 from maxsep.surgery import fold
 
-SCORES: dict[str, Callable[[Tensor], Tensor]] = {"max_logit": max_logit, "max_softmax": max_softmax, "energy": energy}
+SCORES: dict[str, Callable[..., Tensor]] = {"max_logit": max_logit, "max_softmax": max_softmax, "energy": energy}
 """What an image can be judged by: functions of the logits (N, C), higher = more like the training data."""
 
 SCORE = "max_logit"
@@ -25,16 +25,17 @@ TPR = 0.95
 """The part of known images that a threshold lets pass."""
 
 
-def scores_of(name: str, logits: Tensor, softmax_scale: float = 1.0) -> Tensor:
+def scores_of(name: str, logits: Tensor, softmax_scale: float = 1.0, **options: bool) -> Tensor:
     """Score logits (N, C): those that go through a softmax or its denominator take softmax_scale * logits.
 
-    The largest logit is one of the model's own outputs, whatever they are multiplied by later.
+    The largest logit is one of the model's own outputs, whatever they are multiplied by later. Options are those of the
+    score, such as `centre`.
 
     >>> from torch import tensor
     >>> [round(scores_of(name, tensor([[0.1, 0.0]]), 30.0).item(), 4) for name in SCORES]
     [0.1, 0.9526, 3.0486]
     """
-    return SCORES[name](logits if name == "max_logit" else softmax_scale * logits)
+    return SCORES[name](logits if name == "max_logit" else softmax_scale * logits, **options)
 
 
 def calibrate(

@@ -154,13 +154,16 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     return Contest(tuple(found), tuple(records), tuple(spec for spec in asked if spec.name not in done))
 
 
-def check_data(records: Sequence[Record], class_counts: Sequence[int] = (), num_test: int | None = None) -> None:
-    """Raise if runs have not seen the same number of images: a folder may change between two calls.
+def check_data(
+    records: Sequence[Record], class_counts: Sequence[int] = (), num_test: int | None = None, files: str | None = None
+) -> None:
+    """Raise if runs have not seen the same images, as far as counts and files tell: a folder may change between calls.
 
     Args:
         records: Finished runs.
         class_counts: The training images of every class that runs would see now, if that is known.
         num_test: Likewise the number of test images.
+        files: Likewise `Data.files`, for pictures that were replaced one for one; old records say nothing of it.
     """
     seen = {(tuple(record.metrics["class_counts"]), record.metrics["num_test"]) for record in records}
     now = [(tuple(class_counts) or counts, test if num_test is None else num_test) for counts, test in sorted(seen)[:1]]
@@ -170,6 +173,11 @@ def check_data(records: Sequence[Record], class_counts: Sequence[int] = (), num_
         raise ValueError(
             f"the images of {records[0].spec.dataset} have changed since some of these runs were trained "
             f"({'; '.join(told)}). Name another folder with --runs to compare anew."
+        )
+    if len({files, *(record.metrics.get("files") for record in records)} - {None}) > 1:
+        raise ValueError(
+            f"the images of {records[0].spec.dataset} have changed since some of these runs were trained (as many, but "
+            "files of other names or sizes). Name another folder with --runs to compare anew."
         )
 
 
