@@ -1,6 +1,7 @@
 """What every test runs under: one thread, no network, arithmetic that does not depend on the processor."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 import pytest
 import torch
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell starts what is in its background so, and processes under test would not hear the interrupts sent to them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 
