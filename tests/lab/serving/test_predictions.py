@@ -48,6 +48,12 @@ def test_an_image_at_the_threshold_is_known(classifier, paths):
     assert again.unknown is True
 
 
+def test_a_score_that_is_no_number_is_not_taken_for_known(classifier, paths, monkeypatch):
+    monkeypatch.setattr(type(classifier), "scores", lambda self, score, logits: torch.full((len(logits),), math.nan))
+    (answer,) = predictions(classifier, paths[:1], threshold=-1e30)
+    assert answer.unknown is True
+
+
 def test_without_a_threshold_nothing_is_known_or_unknown(classifier, paths):
     assert {answer.unknown for answer in predictions(classifier, paths[:5])} == {None}
 

@@ -75,6 +75,7 @@ def _predictions(
                 continue
             pairs = zip(best.indices[position].tolist(), best.values[position].tolist(), strict=True)
             named = tuple((classifier.labels[index], probability) for index, probability in pairs)
-            unknown = None if threshold is None else scores[position] < threshold
+            # a score that is no number is below every threshold
+            unknown = None if threshold is None else not scores[position] >= threshold
             yield Prediction(path, named, scores[position], unknown)
     warn_of_reduced(reduced)
