@@ -252,17 +252,43 @@ def test_what_the_page_says_about_the_step_of_mahalanobis_is_in_the_records():
     told = [json.loads(path.read_text()) for path in (ROOT / "results/runs").glob("cifar100-wrn40_2-*/detection.json")]
     assert {each["mahalanobis"]["chosen"] for each in told} == {0.0}
     found = {each["run"].split("-s1-")[0]: each["sets"] for each in told}
-    for outliers, sentence in (("svhn", "at {} with the plain head and {} with"), ("places", "Places at {} and {}")):
+    for outliers, sentence in (
+        ("svhn", "would be {} with the plain head and {} with"),
+        ("places", "Places at {} and {}"),
+    ):
         runs = (found[f"cifar100-wrn40_2-{head}"] for head in ("plain", "maxsep"))
         assert sentence.format(*(f"{100 * run[outliers]['sweep']['0.01']['auroc']:.2f}" for run in runs)) in text
+
+
+def test_what_the_summary_of_results_says_about_outliers_is_in_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+
+    def only(values):
+        (value,) = values
+        return 100 * value
+
+    places = ("svhn", "places", "cifar10")
+    plain, matrix, centred = (
+        [only(script["_auroc"](head, 1.0, score, place)) for place in places]
+        for head, score in (("plain", "energy"), ("maxsep", "energy"), ("plain", "energy_centred"))
+    )
+    svhn, near, cifar10 = (ours - theirs for ours, theirs in zip(matrix, plain, strict=True))
+    assert f"is {svhn:.2f} points above the plain head's on SVHN, {near:.2f} on Places and {cifar10:.2f} on" in text
+    assert max(abs(ours - theirs) for ours, theirs in zip(centred, plain, strict=True)) < 0.01
+    known = [only(script["_top1"]("ood", optimiser="sgd", head=head, radius=1.0)) for head in ("plain", "maxsep")]
+    assert f"at {known[0] - known[1]:.2f} points less accuracy" in text
 
 
 def test_every_cell_of_the_papers_network_is_run_and_above_the_papers_best(script):
     rows = [row.strip("| ").split(" | ") for row in script["cells"]().splitlines()[2:]]
     assert len(rows) == 8
+    gains = []
     for _, best, ours, seeds in rows:
-        assert float(ours.split(" ")[0]) > float(best)
+        gains.append(float(ours.split(" ")[0]) - float(best))
         assert int(seeds) >= 1
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    assert f"in all eight long-tailed cells, by {min(gains):.1f} to {max(gains):.1f} points" in text
 
 
 def test_pages_that_name_networks_of_torchvision_say_where_it_must_come_from():
@@ -304,5 +330,25 @@ def test_the_verdict_in_the_readme_is_that_of_the_records():
     from scipy.stats import ttest_rel
 
     accuracies = runpy.run_path(str(ROOT / "docs" / "write_results.py"))["accuracies"]
-    p = ttest_rel(accuracies("cifar10", "maxsep", 0.1), accuracies("cifar10", "scaled", 0.1)).pvalue
-    assert f"p = {p:.2f}" in (ROOT / "README.md").read_text()
+    plain, scaled, maxsep = (accuracies("cifar10", *arm) for arm in (("plain", 1.0), ("scaled", 0.1), ("maxsep", 0.1)))
+    mean = {name: 100 * statistics.mean(found) for name, found in (("p", plain), ("s", scaled), ("m", maxsep))}
+    paper = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["table1_cifar"]["cifar10"]
+    theirs = {head: paper["resnet"][head]["0.01"] for head in ("plain", "maxsep")}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{mean['m'] - mean['p']:+.1f} points instead of {theirs['maxsep'] - theirs['plain']:+.1f}" in text
+    assert f"our plain head is {mean['p'] - theirs['plain']:.1f} points better" in text
+    assert f"times the same 0.1 gains {mean['s'] - mean['p']:+.1f}" in text
+    found = ttest_rel(maxsep, scaled)
+    assert f"the {mean['m'] - mean['s']:+.1f} that the matrix adds to that cannot be told from nothing" in text
+    assert f"p = {found.pvalue:.2f}; two points are not ruled out" in text
+    assert found.confidence_interval(0.95).high * 100 > 2
+
+
+def test_what_the_readme_says_about_the_radius_elsewhere_is_in_the_records():
+    mislas = runpy.run_path(str(ROOT / "docs" / "write_results.py"))["mislas"]
+    cost = float(mislas("plain", 1.0, "mislas_stage1")) - float(mislas("scaled", 0.1, "mislas_stage1"))
+    assert round(cost) == 3
+    printed = (ROOT / "docs" / "using.md").read_text()
+    assert "the radius 0.1 alone costs 6.21 points" in printed
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert "the same 0.1 costs three points (one seed), on the digits of `maxsep compare` six (five seeds)" in text

@@ -25,7 +25,7 @@ def command(
     ] = _DEFAULT.dataset,
     imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
     network: Annotated[
-        str, typer.Option(help="mlp, convnet, resnet34, resnet32, torchvision/NAME, timm/NAME.")
+        str, typer.Option(help="mlp, convnet, resnet34, resnet32, wrn40_2, vgg32, torchvision/NAME, timm/NAME.")
     ] = "mlp",
     head: Annotated[str, typer.Option(help="maxsep, plain, scaled, centred, twin, etf, ...")] = _DEFAULT.head,
     radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,

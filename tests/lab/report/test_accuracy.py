@@ -86,13 +86,17 @@ def test_a_tie_of_decimals_is_rounded_as_by_hand(tmp_path, run_folder):
 
 
 def test_the_highest_of_several_is_bold_and_one_alone_is_not(tmp_path, run_folder):
-    run_folder(tmp_path, RunSpec(head="plain"), top1=0.5)
+    for seed in range(3):
+        run_folder(tmp_path, RunSpec(head="plain", seed=seed), top1=0.5 + seed / 100)
     (table,), _ = build(tmp_path)
     assert row(table, "plain", "1")[2].tone == ""
-    run_folder(tmp_path, RunSpec(head="maxsep", radius=0.1), top1=0.4)
+    for seed in range(3):
+        run_folder(tmp_path, RunSpec(head="maxsep", radius=0.1, seed=seed), top1=0.4)
+    run_folder(tmp_path, RunSpec(head="scaled", radius=0.1), top1=0.9)
     (table,), _ = build(tmp_path)
     assert row(table, "plain", "1")[2].tone == "strong"
     assert row(table, "maxsep", "0.1")[2].tone == ""
+    assert row(table, "scaled", "0.1")[2].tone == "", "one seed is no result"
 
 
 def test_the_twin_is_no_second_gain(tmp_path, run_folder):

@@ -22,7 +22,7 @@ def told(folder, specs, run_folders):
 
 def trained(line, runs):
     """The names of the runs that a command would train, as its own dry run lists them."""
-    program, *arguments = shlex.split(line)
+    program, *arguments = shlex.split(line, comments=True)
     assert program == "maxsep"
     found = CliRunner().invoke(app, [*arguments, "--runs", str(runs), "--dry-run", "--json"])
     assert found.exit_code == 0, (line, found.output, found.exception)
@@ -38,6 +38,16 @@ def test_every_committed_record_is_trained_by_a_command_or_named(tmp_path):
     assert names - named == names & set().union(*made)
     assert all(each & names for each in made), "no command is there for nothing"
     assert len(named) <= 3, "heads on held-out data, which the search no longer tries"
+
+
+def test_a_command_says_how_much_of_it_is_there(tmp_path, run_folders):
+    specs = recipes.get("ood").specs(seeds=1)
+    sgd = [spec for spec in specs if spec.optimiser == "sgd"]
+    line, _ = told(tmp_path / "whole", sgd, run_folders)
+    assert "--only 'optimiser=sgd'" in line
+    assert "#" not in line
+    line, _ = told(tmp_path / "part", sgd[1:], run_folders)
+    assert line.endswith(f"  # {len(sgd) - 1} of its {len(sgd)} runs are here")
 
 
 CALLS = {
@@ -79,7 +89,8 @@ def test_a_search_and_its_final_runs_are_not_confused(tmp_path, run_folders):
     specs = [*search.specs(), *beyond.specs(only="network=resnet32,head=plain")]
     assert told(tmp_path, specs, run_folders)[:2] == (
         "maxsep reproduce beyond_search --data DIR --precision 32-true",
-        "maxsep reproduce beyond --data DIR --only 'imbalance=0.01,network=resnet32' --precision 32-true",
+        "maxsep reproduce beyond --data DIR --only 'imbalance=0.01,network=resnet32' --precision 32-true"
+        "  # 54 of its 102 runs are here",
     )
 
 
@@ -91,7 +102,9 @@ def test_commands_follow_from_the_runs(tmp_path, run_folders):
         "--seeds 2 --epochs 5 --precision bf16-mixed"
     )
     learned = recipes.get("fixed").specs(only="head=etf")
-    assert told(tmp_path / "b", learned, run_folders)[0] == "maxsep reproduce fixed --data DIR --precision 32-true"
+    line, share = told(tmp_path / "b", learned, run_folders)[0].split("  # ")
+    assert line == "maxsep reproduce fixed --data DIR --precision 32-true"
+    assert share == f"{len(learned)} of its {len(recipes.get('fixed').specs())} runs are here"
     specs = recipes.get("table1").specs(only="dataset=cifar100,network=convnet,imbalance=1")
     command = told(tmp_path / "c", specs, run_folders)[0]
     assert recipes.get("table1").specs(only=command.split("'")[1]) == specs

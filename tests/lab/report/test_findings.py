@@ -176,7 +176,10 @@ def test_counts_leave_zeros_out_and_come_after_the_numbers(tmp_path, run_folder)
     for imbalance in (0.5, 0.2, 0.1, 0.05, 0.02):
         settings = make(tmp_path, run_folder, {PLAIN: 0.3, SCALED: 0.3, MAXSEP: 0.7}, imbalance=imbalance)
     found = find(settings)
-    assert "range from" in found.sentences[0]
+    assert "radius alone does not explain" in found.sentences[0]
+    assert "range from +40.03 points (Digits, MLP" in found.sentences[1]
+    assert found.sentences[1].count("; 3 seeds)") == 2
+    assert sum("radius alone" in sentence for sentence in found.sentences) == 1
     assert "Against the plain head 5 comparisons: 5 better by more than seed noise." in found.sentences
     assert not any(" 0 " in sentence for sentence in found.sentences)
 

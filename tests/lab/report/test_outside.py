@@ -63,6 +63,18 @@ def test_outliers_stand_beside_the_paper_and_the_controls(settings):
     assert set(rows(table, "Mahalanobis, no step")) == set(softmax)
 
 
+def test_a_step_of_zero_is_not_told_twice(outside):
+    records = collect(outside).records
+    for record in records:
+        if record.detection and "mahalanobis" in record.detection:
+            record.detection["mahalanobis"]["chosen"] = 0.0
+    for table in outliers_section(settings_of(records)).tables:
+        headings = [row.group for row in table.rows]
+        assert "Mahalanobis, no step" not in headings
+        if table.id.startswith("outliers-1") or table.id.startswith("outliers-full-1"):
+            assert "Mahalanobis, step chosen on made-up outsiders: none" in headings
+
+
 def test_other_conventions_and_all_images_are_folded_away(settings):
     section = outliers_section(settings)
     folded = [table for table in section.tables if table.folded]

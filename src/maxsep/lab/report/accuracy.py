@@ -24,8 +24,8 @@ COLUMNS = (
 )
 CAPTION = (
     "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. In bold: "
-    "the highest mean of several. Below each gain: the verdict of a paired two-sided t-test. In colour: what is still "
-    "more than noise after correction for the number of tests in these tables."
+    "the highest mean of several over at least three seeds. Below each gain: the verdict of a paired two-sided t-test. "
+    "In colour: what is still more than noise after correction for the number of tests in these tables."
 )
 _CENTRED = (
     "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "

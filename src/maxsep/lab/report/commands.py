@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from maxsep.lab import recipes
@@ -13,25 +13,26 @@ _MOST_SEEDS = 100
 """A run with a seed further from a recipe's first was not made by that recipe: a command counts seeds from there."""
 _NAMED = 5
 """Runs of no recipe that are named."""
-_SELECTED = ("dataset", "imbalance", "network")
+_SELECTED = ("dataset", "imbalance", "network", "optimiser")
 
 
 def commands(records: Sequence[Record], folders: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """The commands that lead here: those given, or else calls of recipes that train every run, and this report.
 
-    A call may train more than is there. Runs that no call of a recipe trains are named in comments.
+    A call may train more than is there, and says how many. Runs that no call of a recipe trains are named in comments.
     """
     if given:
         return tuple(given)
     lines = []
     left = {record.spec.name: record.spec for record in records}
+    there = set(left)
     for recipe in map(recipes.get, recipes.names()):
         for call in () if recipe.runs_of else _calls(recipe, tuple(left.values())):
             if found := call.among(tuple(left.values())):
                 seeds, only = call.range(found)
                 trained = {spec.name for spec in call.specs(seeds, only)}
                 left = {name: spec for name, spec in left.items() if name not in trained}
-                lines.append(call.command(seeds, only))
+                lines.append(call.command(seeds, only) + call.share(trained & there, trained))
     return (*lines, *_without_recipe(tuple(left)), f"maxsep report {' '.join(folders)}")
 
 
@@ -70,6 +71,11 @@ class _Call:
                 values = "|".join(f"{value:g}" if isinstance(value, float) else value for value in there)
                 terms.append(f"{field}={values}")
         return _enough(self.recipe, specs), ",".join(terms) or None
+
+    def share(self, there: Collection[str], trained: Collection[str]) -> str:
+        """A comment where the call trains more than is there; what a search will choose cannot be counted."""
+        whole = self.recipe.sweep is not None or len(there) == len(trained)
+        return "" if whole else f"  # {len(there)} of its {len(trained)} runs are here"
 
     def command(self, seeds: int, only: str | None) -> str:
         """The call as it is typed. The precision is named, because its default depends on the machine."""

@@ -56,14 +56,16 @@ def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
         return Finding(
             "Nothing to compare yet", ("No setting has finished runs of both the matrix and the plain head.",)
         )
-    sentences = _details(plain, control)
-    sentences += [_chosen(setting) for setting in settings]
+    sentences = [*_details(plain, control), *map(_chosen, settings)]
+    meaning = _interpretation(plain, control)
+    # among many numbers what they mean comes first, a few speak before it
     if len(plain) > _FEW:
+        sentences.insert(0, meaning)
         sentences.append(_count("the plain head", plain))
         sentences.append(_count("the control, a plain head with the same radius,", control))
     if not control and any(pair.method.radius != 1 for pair in plain):
         sentences.append("The control (scaled, at the same radius) has no finished runs beside the matrix yet.")
-    sentences += [_interpretation(plain, control), _multiplicity(tests)]
+    sentences += ["" if meaning in sentences else meaning, _multiplicity(tests)]
     headline = _chosen_headline(settings, plain, control) or _headline(_at_chosen(plain), _at_chosen(control))
     return Finding(headline, tuple(filter(None, sentences)))
 
@@ -179,10 +181,12 @@ def _points(pair: _Pair) -> str:
 def _range(pairs: Sequence[_Pair], name: str) -> str:
     ordered = sorted(pairs, key=lambda pair: pair.comparison.difference)
     low, high = ordered[0], ordered[-1]
-    return (
-        f"Over {name} the differences range from {signed(low.comparison.difference, scale=100)} points ({low.where}) "
-        f"to {signed(high.comparison.difference, scale=100)} ({high.where})."
-    )
+    ends = [f"{signed(p.comparison.difference, scale=100)} points ({p.where}; {_seeds(p)})" for p in (low, high)]
+    return f"Over {name} the differences range from {' to '.join(ends)}."
+
+
+def _seeds(pair: _Pair) -> str:
+    return f"{pair.comparison.n} seed{'' if pair.comparison.n == 1 else 's'}"
 
 
 def _interpretation(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:

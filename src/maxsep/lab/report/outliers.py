@@ -13,7 +13,7 @@ from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, distinctions
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.outliers_figures import energy_figure
-from maxsep.lab.report.outliers_steps import chosen_steps, steps_table
+from maxsep.lab.report.outliers_steps import chosen_steps, steps_table, steps_taken
 from maxsep.lab.report.statistics import MIN_SEEDS, Comparison, adjust, compare, summarise
 from maxsep.lab.report.svg import Figure
 from maxsep.lab.report.tables import Cell, Row, Table, gain, rounded, signed
@@ -169,12 +169,19 @@ def _lines(setting: Setting, outliers: str, scores: Iterable[str] = SCORES) -> l
     """Every score, and in it every method; after plain the same run centred, where that changes the score."""
     found = []
     for score in scores:
+        if score == "mahalanobis_no_step" and not any(map(steps_taken, setting.entries.values())):
+            continue  # the same numbers again
         for method, entry in setting.entries.items():
             lines = [_Line(entry, score)]
             if method == Method("plain", 1.0) and score in _CENTRED:
                 lines.append(_Line(entry, score, centred=True))
             found += [line for line in lines if line.values(outliers, "auroc")]
     return found
+
+
+def _heading(setting: Setting, score: str) -> str:
+    untouched = score == "mahalanobis" and not any(map(steps_taken, setting.entries.values()))
+    return SCORES[score] + (": none" if untouched else "")
 
 
 def _table(id: str, title: str, setting: Setting, outliers: str) -> Table:
@@ -185,7 +192,8 @@ def _table(id: str, title: str, setting: Setting, outliers: str) -> Table:
     for place, line in enumerate(lines):
         cells = [*_name(line), *(_measure(setting, line, outliers, measure) for measure in _MEASURES)]
         cells += [gain(comparison, brief=True) for comparison in tests[3 * place : 3 * place + 3]]
-        rows.append(Row((*cells[:5], *_equalities(line, cells[5:])), SCORES[line.score] if line.score != last else ""))
+        heading = "" if line.score == last else _heading(setting, line.score)
+        rows.append(Row((*cells[:5], *_equalities(line, cells[5:])), heading))
         last = line.score
     return Table(id, title, _COLUMNS, tuple(rows), _caption(setting, lines, outliers), 1)
 
@@ -268,7 +276,7 @@ def _full_table(id: str, title: str, setting: Setting, outliers: str) -> Table:
             summary = summarise(list(line.values(outliers, measure, "full").values()))
             spread = "" if summary.std is None else f" ± {rounded(summary.std, scale=100)}"
             cells.append(Cell(f"{rounded(summary.mean, scale=100)}{spread}", value=100 * summary.mean))
-        rows.append(Row(tuple(cells), SCORES[line.score] if line.score != last else ""))
+        rows.append(Row(tuple(cells), "" if line.score == last else _heading(setting, line.score)))
         last = line.score
     return Table(id, title, ("head", "radius", *_FULL.values()), tuple(rows), numeric_from=1, folded=True)
 

@@ -51,6 +51,11 @@ def steps_table(id: str, title: str, setting: Setting, sets: Mapping[str, str]) 
     return Table(id, f"Mahalanobis at every input step: {title}", columns, tuple(rows), _CAPTION, 1, folded=True)
 
 
+def steps_taken(entry: Entry) -> set[float]:
+    """The chosen steps of a head's runs that change an image."""
+    return _chosen(entry) - {0.0}
+
+
 def _sweep(entry: Entry, outliers: str) -> dict[str, list[float]]:
     """For each step, its AUROC for every seed."""
     found: dict[str, list[float]] = {}

@@ -36,7 +36,8 @@ def runtime_section(settings: Sequence[Setting], timings: Sequence[Mapping[str, 
         "The paper says that the matrix makes no measurable difference in time. Runs that shared a machine with other "
         "work, or ran one after the other on a warming machine, differ for reasons of their own.",
     )
-    return Section("runtime", "The cost of the matrix", text, tuple(tables))
+    title = "The cost of the matrix" if alone or timings else "Speed of these runs"
+    return Section("runtime", title, text, tuple(tables))
 
 
 def _first_splits(settings: Sequence[Setting]) -> list[Setting]:

@@ -66,12 +66,13 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def highest(summaries: Iterable[Summary | None]) -> float | None:
-    """The highest of several means; nothing if there is but one, which is the best of nothing.
+    """The highest of several means over enough seeds; nothing if there is but one, which is the best of nothing.
 
-    >>> highest([summarise([0.5]), None, summarise([0.7])]), highest([summarise([0.5]), None])
-    (0.7, None)
+    >>> three, others = summarise([0.5, 0.6, 0.7]), summarise([0.3, 0.4, 0.5])
+    >>> highest([three, others, summarise([0.9])]), highest([three, None, summarise([0.9])])
+    (0.6, None)
     """
-    means = [summary.mean for summary in summaries if summary is not None]
+    means = [summary.mean for summary in summaries if summary is not None and summary.n >= MIN_SEEDS]
     return max(means) if len(means) > 1 else None
 
 
