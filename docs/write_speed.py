@@ -120,13 +120,14 @@ def growth_figure() -> str:
     times = [found["results"]["growth"][size]["us"] / 1e3 for size in sizes]
     (slope,) = (target["value"] for target in found["targets"] if target["name"].startswith("growth"))
     where = (
-        f"forward and backward, float32, batch {found['about']['growth_batch']}, {found['about']['hardware']['device']}"
+        f"Forward and backward, float32, batch {found['about']['growth_batch']}, {found['about']['hardware']['device']}"
     )
     with canvas(5.6, 3.6) as (figure, axes):
         classes = [int(size) for size in sizes]
         axes.loglog(classes, times, "o-", color=HEAD_COLOURS["maxsep"], label="x times P, and its gradient")
         line = [times[-1] * size / classes[-1] for size in classes]
         axes.loglog(classes, line, "--", color=SOFT, label="in proportion to C", zorder=1)
+        axes.set_title(where)
         axes.set_xlabel("classes")
         axes.set_ylabel("milliseconds")
         axes.legend(loc="upper left")

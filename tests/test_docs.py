@@ -305,6 +305,20 @@ def test_the_speed_page_is_that_of_the_records():
     assert "slope from 100,000 on" in script["growth_figure"]()
 
 
+def test_what_pages_say_the_other_basis_saves_is_in_the_record():
+    saved = json.loads((ROOT / "results/fused_gpu.json").read_text())["about"]["householder_faster_by"]
+    few, many = (
+        {kind: f"{100 * share:.0f}" for kind, share in saved[f"C={size}"].items()} for size in (100000, 1000000)
+    )
+    using, speed = (" ".join((ROOT / "docs" / page).read_text().split()) for page in ("using.md", "speed.md"))
+    python, graph = few["eager"], few["in_a_cuda_graph"]
+    range_of_many = " to ".join(sorted(many.values()))
+    assert f"saves](speed.md#millions-of-classes) {python} percent of the time at 100,000 classes" in using
+    assert f"launched from Python, {graph} in a CUDA graph, and {range_of_many} at a million" in using
+    assert f"{python} percent less time launched from Python and {graph} percent less in a graph" in speed
+    assert f"at a million {range_of_many} percent" in speed
+
+
 def test_architecture_knows_every_room():
     text = (ROOT / "docs" / "architecture.md").read_text()
     source = ROOT / "src" / "maxsep"

@@ -125,7 +125,7 @@ def outlier_sentences(settings: Sequence[Setting]) -> list[str]:
             centred = compare(mine, _Line(plain, "energy", centred=True).values(name, "auroc"))
             if over is not None and centred is not None:
                 points = " and ".join(signed(found.difference, scale=100) for found in (over, centred))
-                words.append(f"{points} on {_origin(setting, name)}")
+                words.append(f"{points} on {_origin(setting, name).split(',')[0]}")  # tables say the rest
                 seeds.append(over.n)
         if words:
             found.append(

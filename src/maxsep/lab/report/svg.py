@@ -70,6 +70,7 @@ _STYLE: dict[str, Any] = {
     "lines.markersize": 4.5,
     "figure.facecolor": "none",
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.hspace": 0.08,
 }
 
 _TITLE_LETTERS, _TITLE_LINE = 50, 0.18
