@@ -185,7 +185,7 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
 
     >>> check_labels(torch.tensor([0, 2, -100]), 3)
     """
-    if not _can_look(target):
+    if not can_look(target):
         return
     target = target.reshape(-1)
     bad = ((target < 0) | (target >= num_classes)) & (target != ignored)
@@ -197,7 +197,8 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
         )
 
 
-def _can_look(target: Tensor) -> bool:
+def can_look(target: Tensor) -> bool:
+    """Say whether the numbers of a tensor can be looked at for free: on the CPU, outside of tracers and transforms."""
     return (
         target.device.type == "cpu"
         and not torch.compiler.is_compiling()

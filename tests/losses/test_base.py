@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from maxsep.losses import LogitAdjustedLoss
 from maxsep.losses.base import ClassLoss
+
+NO_COSINES = pytest.mark.filterwarnings("ignore:LDAMLoss got a logit")
 
 
 def test_gradients_are_right(build, batch):
@@ -18,6 +21,40 @@ def test_gradients_are_right(build, batch):
     assert torch.autograd.gradcheck(lambda x: loss(x, target), x.requires_grad_())
 
 
+@pytest.mark.parametrize("label", [0, -100])
+def test_reductions_are_those_of_torch(build, batch, label):
+    loss = build()
+    x, target = batch(loss, dtype=torch.float64)
+    target[1] = label
+    weights = getattr(loss, "weight", torch.ones(4, dtype=torch.float64))
+    mean = loss(x, target)
+    loss.reduction = "none"
+    each = loss(x, target)
+    assert each.shape == target.shape
+    assert (each[1] == 0) == (label == -100)
+    for row, value in enumerate(each):  # a sample does not know its neighbours
+        assert torch.allclose(loss(x[row : row + 1], target[row : row + 1]), value)
+    loss.reduction = "sum"
+    assert torch.allclose(loss(x, target), each.sum())
+    assert torch.allclose(mean, each.sum() / weights[target[target >= 0]].sum())
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("sum", torch.zeros(())), ("none", torch.zeros(0))])
+def test_an_empty_batch_has_a_sum_but_no_mean(build, reduction, expected):
+    loss = build()
+    loss.reduction = reduction
+    assert torch.equal(loss(torch.zeros(0, loss.width), torch.zeros(0, dtype=torch.long)), expected)
+
+
+def test_reductions_are_checked_and_shown():
+    assert repr(LogitAdjustedLoss([3, 1], reduction="sum")) == (
+        "LogitAdjustedLoss(num_classes=2, reduction=sum, tau=1)"
+    )
+    with pytest.raises(ValueError, match=r"reduction must be one of mean, sum, none, got 'average'. Choose one"):
+        LogitAdjustedLoss([3, 1], reduction="average")
+
+
+@NO_COSINES
 @pytest.mark.parametrize("size", [1e4, -1e4, 0.0])
 def test_extreme_inputs_stay_finite(build, size):
     loss = build()
@@ -30,6 +67,7 @@ def test_extreme_inputs_stay_finite(build, size):
     assert x.grad.isfinite().all()
 
 
+@NO_COSINES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(build, batch, dtype):
     loss = build()

@@ -43,7 +43,11 @@ def test_counts_are_copied():
 @pytest.mark.parametrize(
     ("counts", "error", "message"),
     [
-        ([5, 0], ValueError, r"at least 1, got 0 for class 1. Leave a class without samples out, or count it as 1"),
+        (
+            [5, 0],
+            ValueError,
+            r"at least 1, got 0 for class 1. Leave a class without samples out, and its logit",
+        ),
         ([-3, 5], ValueError, r"at least 1, got -3 for class 0"),
         ([5, 2.5], ValueError, r"whole numbers, got 2.5 for class 1. Pass counts, not frequencies"),
         ([5, float("nan")], ValueError, r"whole numbers, got nan for class 1"),
@@ -56,7 +60,11 @@ def test_counts_are_copied():
         ("51", TypeError, r"must be numbers, got str '51'. Pass a list"),
         ([5, "1"], TypeError, r"must be numbers, got list \[5, '1'\]"),
         ([5, 10**30], TypeError, r"must be numbers, got list"),
-        (collections.Counter([0, 0, 1]), TypeError, r"must be numbers, got Counter"),
+        (
+            collections.Counter([0, 0, 1]),
+            TypeError,
+            r"in the order of the classes, got a Counter. Pass a list",
+        ),
         (None, TypeError, r"must be numbers, got NoneType None"),
         ([True, True], TypeError, r"must be numbers, got dtype torch.bool"),
         ([1j, 2j], TypeError, r"must be numbers, got dtype torch.complex"),
@@ -166,3 +174,8 @@ def test_bad_features_are_called_features():
         ValueError, match=r"features must be \(batch, 3\), as wide as the prototypes, got shape \(2, 2\)"
     ):
         SquaredCosineLoss(torch.eye(3))(torch.zeros(2, 2), torch.tensor([0, 1]))
+
+
+def test_counts_may_be_what_a_counter_or_a_generator_gives():
+    assert check_class_counts(collections.Counter([2, 0, 0]).values()).tolist() == [1, 2]
+    assert check_class_counts(count for count in (3, 4)).tolist() == [3, 4]

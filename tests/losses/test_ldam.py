@@ -110,3 +110,13 @@ def test_bad_arguments(arguments, message):
 
 def test_it_says_its_numbers():
     assert repr(LDAMLoss([500, 5])) == "LDAMLoss(num_classes=2, max_margin=0.5, scale=30)"
+
+
+def test_logits_that_are_no_cosines_are_told_once():
+    loss = LDAMLoss([500, 5])
+    y = torch.tensor([0])
+    loss(torch.tensor([[9.0, -9.0]]), y)  # cosines behind the matrix may exceed 1
+    message = r"got a logit of size 12, and multiplies it by 30.*maxsep.heads.CosineHead.*or scale=1"
+    with pytest.warns(UserWarning, match=message):
+        loss(torch.tensor([[9.0, -12.0]]), y)
+    loss(torch.tensor([[90.0, -12.0]]), y)

@@ -15,7 +15,7 @@ def command(
     out: Annotated[Path, typer.Option(help="Folder to write; an earlier export in it is replaced.")],
     format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
 ) -> None:
-    """Fold a run's head and write the plain model; maxsep predict reads it, and so does any other program."""
+    """Fold a run's head and write the plain model: maxsep predict reads it, and of ONNX any other program."""
     from maxsep.lab.serving import export
 
     typer.echo(str(export(run, out, format)))

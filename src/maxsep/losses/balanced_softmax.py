@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.checks import Reduction
 from maxsep.losses.base import ClassCountLoss
 
 __all__ = ["BalancedSoftmaxLoss"]
@@ -21,6 +22,7 @@ class BalancedSoftmaxLoss(ClassCountLoss):
 
     Args:
         class_counts: Training samples of every class, (C,), at least 1 each.
+        reduction: "mean", "sum", or "none" for the loss of every sample.
 
     Pitfall: predict with the logits as they are, without the counts.
 
@@ -29,8 +31,8 @@ class BalancedSoftmaxLoss(ClassCountLoss):
     tensor(0.2877)
     """
 
-    def __init__(self, class_counts: Sequence[float] | Tensor) -> None:
-        super().__init__(class_counts)
+    def __init__(self, class_counts: Sequence[float] | Tensor, *, reduction: Reduction = "mean") -> None:
+        super().__init__(class_counts, reduction)
         counts = self.class_counts.to(torch.float64)
         self._keep("_shift", (counts / counts.max()).log())
 

@@ -1,4 +1,4 @@
-"""What every loss here is: exact constants per class, a value per sample, and their mean."""
+"""What every loss here is: exact constants per class, a value per sample, and their mean or sum."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from maxsep.checks import Reduction, check_reduction
 from maxsep.losses.checks import IGNORED, check_batch, check_class_counts
 
 __all__ = ["ClassCountLoss", "ClassLoss"]
 
 
 class ClassLoss(nn.Module):
-    """A mean over a batch of class indices, with constants that no cast, move or copy can change.
+    """A loss of a batch of class indices, with constants that no cast, move or copy can change.
 
     The constants are buffers in full precision, so `.to(device)` takes them along, but `.half()` does not round them
     and `.to_empty()` does not lose them. They are no part of the state dict: the arguments of the loss give them.
@@ -23,6 +24,7 @@ class ClassLoss(nn.Module):
     What holds for every subclass:
 
     - Half-precision input is computed in float32, and the loss is float32: its value does not fit in half precision.
+    - `reduction` is torch's: "mean" (weighted, if classes have weights), "sum", or "none" for a loss of every sample.
     - A label of -100 leaves its sample out; a batch with no other labels has loss 0 and gradient 0.
     - A label that is no class raises in CPU tensors. On other devices, and in compiled code, the loss is then NaN: the
       check would make the host wait for the device, and no check would end in a device assertion.
@@ -36,22 +38,27 @@ class ClassLoss(nn.Module):
     _input = "logits"
     _meaning = "one column for every class of class_counts"
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: Reduction = "mean") -> None:
         super().__init__()
+        self.reduction = check_reduction(reduction)
         self._exact: dict[str, Tensor] = {}
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss, a scalar, of logits (B, C) and class indices (B,)."""
-        check_batch(logits, target, self.width, self.num_classes, self._meaning, self._input)
+        """Return the loss of logits (B, C) and class indices (B,): a scalar, or (B,) without reduction."""
+        check_batch(logits, target, self.width, self.num_classes, self._meaning, self._input, self.reduction == "mean")
         x = logits.to(_wide(logits.dtype))
         is_class = (target >= 0) & (target < self.num_classes)
         index = torch.where(is_class, target, 0)
         zero = torch.zeros((), dtype=x.dtype, device=x.device)
         weight = torch.where(is_class, self._weights(x, index), zero)
-        values = torch.where(is_class, self._values(x, index), zero)
+        values = torch.where(is_class, self._values(x, index), torch.where(target == IGNORED, zero, torch.nan))
+        if self.reduction == "none":
+            return weight * values
+        summed = (weight * values).sum()
+        if self.reduction == "sum":
+            return summed
         total = weight.sum()
-        mean = (weight * values).sum() / torch.where(total > 0, total, 1)
-        return mean + torch.where((is_class | (target == IGNORED)).all(), zero, torch.nan)
+        return summed / torch.where(total > 0, total, 1)
 
     def _values(self, x: Tensor, index: Tensor) -> Tensor:
         """Return the loss of every sample, (B,), in the dtype of x."""
@@ -91,14 +98,14 @@ class ClassLoss(nn.Module):
 class ClassCountLoss(ClassLoss):
     """A loss of logits whose constants follow from the number of training samples of every class."""
 
-    def __init__(self, class_counts: object) -> None:
-        super().__init__()
+    def __init__(self, class_counts: object, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
         self.class_counts = check_class_counts(class_counts)
         self.num_classes = self.width = len(self.class_counts)
 
     def extra_repr(self) -> str:
-        """Say the number of classes."""
-        return f"num_classes={self.num_classes}"
+        """Say the number of classes, and the reduction if it is not the mean."""
+        return f"num_classes={self.num_classes}" + ("" if self.reduction == "mean" else f", reduction={self.reduction}")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -37,9 +38,8 @@ def check_class_counts(class_counts: Any) -> Tensor:
     if counts.is_floating_point():
         whole = (counts == counts.round()) & (counts.abs() <= 2**53)  # beyond, floats skip numbers
         _require_all("class_counts", counts, whole, "whole numbers", "Pass counts, not frequencies.")
-    _require_all(
-        "class_counts", counts, counts >= 1, "at least 1", "Leave a class without samples out, or count it as 1."
-    )
+    advice = "Leave a class without samples out, and its logit too, or count it as 1."
+    _require_all("class_counts", counts, counts >= 1, "at least 1", advice)
     return counts.to(torch.int64)
 
 
@@ -67,7 +67,9 @@ def check_class_weights(weight: Any, num_classes: int) -> Tensor:
     return weights
 
 
-def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str, name: str = "logits") -> None:
+def check_batch(
+    x: Any, target: Any, width: int, num_classes: int, meaning: str, name: str = "logits", averages: bool = True
+) -> None:
     """Raise unless x is a floating-point (B, width) and target the B class indices that go with it.
 
     Labels are compared with the range of classes only where looking at them is free: in CPU tensors outside of
@@ -87,7 +89,7 @@ def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str,
             f"target must be ({x.shape[0]},), a class index for every row of {name}, got shape {tuple(target.shape)}. "
             "Turn one-hot rows into indices with target.argmax(1)."
         )
-    if x.shape[0] == 0:
+    if x.shape[0] == 0 and averages:
         raise ValueError("the mean loss of an empty batch is not defined, got 0 samples. Skip empty batches.")
     if x.device != target.device:
         raise ValueError(
@@ -100,6 +102,10 @@ def check_batch(x: Any, target: Any, width: int, num_classes: int, meaning: str,
 def _as_vector(name: str, values: Any, meaning: str) -> Tensor:
     """Return user numbers as a CPU vector: int64 if they are whole by type, else float64."""
     advice = f"Pass a list or a tensor with {meaning}."
+    if isinstance(values, Mapping):
+        raise TypeError(f"{name} must be numbers in the order of the classes, got a {type(values).__name__}. {advice}")
+    if isinstance(values, Iterator | ValuesView):  # a generator, or the values of a Counter
+        values = list(values)
     if isinstance(values, Tensor) and values.is_meta:
         raise ValueError(f"{name} is on the meta device and has no values. {advice}")
     try:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.checks import Reduction
 from maxsep.losses.base import ClassCountLoss
 from maxsep.losses.checks import check_number
 
@@ -26,6 +27,7 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
         class_counts: Training samples of every class, (C,), at least 1 each.
         smooth_head: Smoothing of the most frequent class, in [0, 1]; 0.4 for CIFAR-100 at imbalance 0.01.
         smooth_tail: Smoothing of the rarest class, in [0, 1]; usually the smaller one, 0.1 there.
+        reduction: "mean", "sum", or "none" for the loss of every sample.
 
     Pitfall: a logit of minus infinity makes the loss infinite, as with any label smoothing.
 
@@ -35,8 +37,15 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
 
     _smoothing: Tensor
 
-    def __init__(self, class_counts: Sequence[float] | Tensor, smooth_head: float, smooth_tail: float) -> None:
-        super().__init__(class_counts)
+    def __init__(
+        self,
+        class_counts: Sequence[float] | Tensor,
+        smooth_head: float,
+        smooth_tail: float,
+        *,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(class_counts, reduction)
         self.smooth_head = check_number("smooth_head", smooth_head, "a number in [0, 1]", _is_fraction)
         self.smooth_tail = check_number("smooth_tail", smooth_tail, "a number in [0, 1]", _is_fraction)
         counts = self.class_counts.to(torch.float64)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.checks import Reduction, can_look
 from maxsep.losses.base import ClassCountLoss
 from maxsep.losses.checks import check_class_weights, check_number
 
 __all__ = ["LDAMLoss"]
+
+_NO_COSINE = 10.0
+"""Cosines behind the matrix may exceed 1, but hardly this."""
 
 
 class LDAMLoss(ClassCountLoss):
@@ -30,9 +35,11 @@ class LDAMLoss(ClassCountLoss):
         max_margin: Margin of the rarest class.
         scale: Multiplies the logits after the margin.
         weight: One positive weight per class, or None for equal weights.
+        reduction: "mean", "sum", or "none" for the loss of every sample, times its weight.
 
-    Pitfall: margin and scale assume cosines in [-1, 1]. Logits of another size make the margin void or huge. Predict
-    without margin; the class is that of the largest logit, and its probabilities are softmax(scale * logits).
+    Pitfall: margin and scale assume cosines in [-1, 1], such as `maxsep.heads.CosineHead` gives. Other logits make the
+    margin void and are multiplied by the scale: the loss warns once, on the CPU, of any beyond 10. Predict without
+    margin; the class is that of the largest logit, and its probabilities are softmax(scale * logits).
 
     >>> loss = LDAMLoss([500, 5])
     >>> loss.margins.round(decimals=4)
@@ -43,6 +50,7 @@ class LDAMLoss(ClassCountLoss):
 
     _margins: Tensor
     _weight: Tensor
+    _warned = False
 
     def __init__(
         self,
@@ -50,8 +58,10 @@ class LDAMLoss(ClassCountLoss):
         max_margin: float = 0.5,
         scale: float = 30.0,
         weight: Sequence[float] | Tensor | None = None,
+        *,
+        reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(class_counts)
+        super().__init__(class_counts, reduction)
         self.max_margin = check_number("max_margin", max_margin, "a number of at least 0", lambda value: value >= 0)
         self.scale = check_number("scale", scale, "a positive number", lambda value: value > 0)
         counts = self.class_counts.to(torch.float64)
@@ -81,9 +91,25 @@ class LDAMLoss(ClassCountLoss):
         self._keep("_weight", check_class_weights(weight, self.num_classes))
 
     def _values(self, x: Tensor, index: Tensor) -> Tensor:
+        self._warn_of(x)
         is_true = index[:, None] == torch.arange(self.num_classes, device=x.device)
         shifted = x - self._constant("_margins", x) * is_true
         return F.cross_entropy(self.scale * shifted, index, reduction="none")
+
+    def _warn_of(self, x: Tensor) -> None:
+        """Warn once of logits that no cosine head gives, where looking at them is free."""
+        if self._warned or not can_look(x) or not x.numel():
+            return
+        largest = x.detach().abs().max().item()
+        if not largest > _NO_COSINE:
+            return
+        self._warned = True
+        warnings.warn(
+            f"LDAMLoss got a logit of size {largest:.3g}, and multiplies it by {self.scale:g}: margins and scale are "
+            "made for cosines, between -1 and 1. Use a head such as maxsep.heads.CosineHead(in_features, num_classes), "
+            "or scale=1 for logits as they are.",
+            stacklevel=2,
+        )
 
     def _weights(self, x: Tensor, index: Tensor) -> Tensor:
         return self._constant("_weight", x)[index]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from maxsep.checks import Reduction
 from maxsep.losses.base import ClassCountLoss
 from maxsep.losses.checks import check_number
 
@@ -23,6 +24,7 @@ class LogitAdjustedLoss(ClassCountLoss):
     Args:
         class_counts: Training samples of every class, (C,), at least 1 each.
         tau: Strength, at least 0.
+        reduction: "mean", "sum", or "none" for the loss of every sample.
 
     Pitfall: predict with the logits as they are. Adding the priors at test time undoes the adjustment.
 
@@ -31,8 +33,10 @@ class LogitAdjustedLoss(ClassCountLoss):
     tensor(2.3026)
     """
 
-    def __init__(self, class_counts: Sequence[float] | Tensor, tau: float = 1.0) -> None:
-        super().__init__(class_counts)
+    def __init__(
+        self, class_counts: Sequence[float] | Tensor, tau: float = 1.0, *, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(class_counts, reduction)
         self.tau = check_number("tau", tau, "a number of at least 0", lambda value: value >= 0)
         counts = self.class_counts.to(torch.float64)
         self._keep("_shift", self.tau * (counts / counts.sum()).log())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maxsep.checks import check_floating
+from maxsep.checks import Reduction, check_floating
 from maxsep.losses.base import ClassLoss
 
 __all__ = ["SquaredCosineLoss"]
@@ -21,9 +21,10 @@ class SquaredCosineLoss(ClassLoss):
     Args:
         prototypes: (C, D), one vector per class, none of them zero; `maxsep.simplex(C).T` is the best spread. They are
             copied and get no gradient.
+        reduction: "mean", "sum", or "none" for the loss of every sample.
 
     Pitfall: a feature that is exactly zero has no direction; its loss is 1 and its gradient 0. The original sums over
-    the batch; multiply by the batch size to have its gradient.
+    the batch: reduction="sum".
 
     >>> loss = SquaredCosineLoss(torch.eye(2))
     >>> loss(torch.tensor([[5.0, 0.0], [3.0, 4.0]]), torch.tensor([0, 1]))  # ((1 - 1)^2 + (1 - 0.8)^2) / 2
@@ -34,8 +35,8 @@ class SquaredCosineLoss(ClassLoss):
     _meaning = "as wide as the prototypes"
     _directions: Tensor
 
-    def __init__(self, prototypes: Tensor) -> None:
-        super().__init__()
+    def __init__(self, prototypes: Tensor, *, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
         self._keep("_directions", _check_prototypes(prototypes))
         self.num_classes, self.width = prototypes.shape
 
