@@ -33,7 +33,8 @@ def test_the_whole_table(tmp_path):
         "scaled, radius 0.1  71.10 ± 1.05  3      +10.10 (p < 0.001)",
         "maxsep, radius 0.1  71.10 ± 1.05  3      +10.10 (p < 0.001)  0.00",
         "scaled is the plain head times the radius: the control. At radius 1 it is plain itself.",
-        "Differences in points; p of paired two-sided t-tests, after Holm's correction for 3 tests.",
+        "Differences in points; p of paired two-sided t-tests after Holm's correction for 3 tests (the report has p "
+        "before it, too).",
         "",
         "maxsep, radius 1, against plain: better by 1.10 points, more than seed noise.",
         "scaled, radius 0.1, against plain: better by 10.10 points, more than seed noise.",
@@ -51,8 +52,36 @@ def test_unequal_classes_have_a_column(tmp_path):
     )
     assert "plain             61.00 ± 1.00  51.00 ± 1.00          3" in lines
     assert "The classes are unequal: the mean over classes counts each alike. The tests are of the accuracy." in lines
-    assert "Differences in points; p of paired two-sided t-tests, after Holm's correction for one test." in lines
+    assert "Differences in points; p of a paired two-sided t-test." in lines
     assert lines[1].endswith("no augmentation, a long tail of 0.1.")
+
+
+def test_frequent_and_rare_classes_have_a_column(tmp_path):
+    specs = own_data("digits", radii=[1.0]).specs()
+    told = {"class_counts": [150, 105, 6], "per_class": [0.9, 0.8, 0.125]}
+    lines = table(contest(specs, records(specs, tmp_path, **told)), specs)
+    assert (
+        "                  accuracy, %   mean over classes, %  many / few, %  seeds  over plain         over scaled, "
+        "same radius" in lines
+    )
+    assert "plain             61.00 ± 1.00  51.00 ± 1.00          85.0 / 12.5    3" in lines
+    assert "Many: 2 classes with more than 100 training images; few: 1 with fewer than 20." in lines
+    part = table(contest(specs, records([s for s in specs if s.head == "plain"], tmp_path, **told)), specs)
+    assert any(
+        line.split() == ["maxsep,", "radius", "1", "-", "-", "-", "/", "-", "-", "-", "=", "plain"] for line in part
+    )
+    equal = table(contest(specs, records(specs, tmp_path, **told | {"class_counts": [150, 140, 120]})), specs)
+    assert not any("many" in line.lower() for line in equal)
+
+
+def test_several_losses_are_named(tmp_path):
+    specs = own_data("digits", radii=[1.0], losses=["cross_entropy", "logit_adjusted"]).specs()
+    lines = table(contest(specs, records(specs, tmp_path)), specs)
+    assert "Every head is compared with heads of the same loss." in lines
+    assert [line.split(", against ")[1].split(":")[0] for line in lines[-2:]] == [
+        "plain (cross-entropy)",
+        "plain (logit adjusted)",
+    ]
 
 
 def test_before_anything_is_finished():

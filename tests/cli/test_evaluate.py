@@ -38,6 +38,17 @@ def test_a_record_without_weights_tells_its_stored_numbers(invoke, run, tmp_path
     assert json.loads(found.stdout)["top1"] == run["metrics"]["top1"]
 
 
+@pytest.mark.parametrize(("counts", "line"), [([150, 50, 6] + [2] * 7, True), ([120] * 10, False)])
+def test_frequent_and_rare_classes_have_a_line_where_classes_are_unequal(invoke, run, tmp_path, counts, line):
+    shutil.copy(Path(run["run"]) / "metrics.jsonl", tmp_path)
+    told = json.loads((Path(run["run"]) / "result.json").read_text())
+    told["metrics"] |= {"class_counts": counts, "per_class": [0.75, 0.5, 0.25, None, *[0.125] * 6]}
+    (tmp_path / "result.json").write_text(json.dumps(told))
+    lines = invoke("evaluate", tmp_path).stdout.splitlines()
+    assert ("  many 75.00%   medium 50.00%   few 14.29%" in lines) == line
+    assert any(text.startswith("  many") for text in lines) == line
+
+
 @pytest.mark.parametrize(("scale", "shown"), [({}, "unknown: this record has"), ({"softmax_scale": 30.0}, "12.00%")])
 def test_a_record_of_bare_cosines_has_no_calibration_error(invoke, run, tmp_path, scale, shown):
     shutil.copy(Path(run["run"]) / "metrics.jsonl", tmp_path)

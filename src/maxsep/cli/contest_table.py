@@ -9,7 +9,8 @@ from maxsep.lab.data import describe_test
 from maxsep.lab.report.comparison import Entry
 from maxsep.lab.report.contest import Contest, Contestant
 from maxsep.lab.report.statistics import Comparison
-from maxsep.lab.report.tables import p_text, percent, signed
+from maxsep.lab.report.tables import p_text, percent, rounded, signed
+from maxsep.lab.report.tail import GROUPS, sizes
 from maxsep.lab.report.verdict import verdict
 from maxsep.lab.spec import RunSpec
 
@@ -55,24 +56,33 @@ def _header(found: Contest, specs: Sequence[RunSpec]) -> list[str]:
 
 def _rows(found: Contest) -> list[str]:
     columns = ["", "accuracy, %", "seeds", "over plain", "over scaled, same radius"]
+    groups = [group for group in GROUPS if any(group in item.groups for item in found.contestants)]
     if found.unequal:
-        columns.insert(2, "mean over classes, %")
-    grid = [columns, *(_row(item, found.unequal) for item in found.contestants)]
+        columns[2:2] = ["mean over classes, %", *([f"{' / '.join(groups)}, %"] if groups else [])]
+    grid = [columns, *(_row(item, groups, found.unequal) for item in found.contestants)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
     notes = ["scaled is the plain head times the radius: the control. At radius 1 it is plain itself."]
-    if found.tests:
-        count = "one test" if found.tests == 1 else f"{found.tests} tests"
-        notes.append(f"Differences in points; p of paired two-sided t-tests, after Holm's correction for {count}.")
+    if len({item.method.loss for item in found.contestants}) > 1:
+        notes.append("Every head is compared with heads of the same loss.")
+    if found.tests == 1:
+        notes.append("Differences in points; p of a paired two-sided t-test.")
+    elif found.tests:
+        notes.append(
+            f"Differences in points; p of paired two-sided t-tests after Holm's correction for {found.tests} tests "
+            "(the report has p before it, too)."
+        )
     if found.unequal:
         notes.append("The classes are unequal: the mean over classes counts each alike. The tests are of the accuracy.")
+        notes += [f"{sizes(found.class_counts).capitalize()}."] if groups else []
     return [*lines, *notes]
 
 
-def _row(item: Contestant, unequal: bool) -> list[str]:
+def _row(item: Contestant, groups: Sequence[str], unequal: bool) -> list[str]:
     cells = [item.label, _percent(item.entry, "top1"), str(len(item.entry.values()) or EMPTY)]
     if unequal:
-        cells.insert(2, _percent(item.entry, "balanced"))
+        shots = [rounded(item.groups[group], 1, scale=100) if group in item.groups else EMPTY for group in groups]
+        cells[2:2] = [_percent(item.entry, "balanced"), *([" / ".join(shots)] if groups else [])]
     if item.method.head == "plain":
         return [*cells, "", ""]
     over = _difference(item.over_control) if item.has_control else "= plain" if item.method.head == "maxsep" else ""

@@ -1,9 +1,9 @@
 from maxsep.lab import recipes
-from maxsep.lab.report.accuracy import accuracy_tables, results
+from maxsep.lab.report.accuracy import CAPTION, accuracy_tables, results
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.sections import accuracy_section
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RunSpec, options
 
 
 def build(folder):
@@ -139,3 +139,28 @@ def test_where_the_paper_has_no_number_nothing_is_said_about_its_numbers(tmp_pat
     assert accuracy_section(settings_of(collect(tmp_path / "digits").records)).after == ()
     other = [RunSpec(dataset="cifar10", network="mlp", head="plain")]
     assert accuracy_section(settings_of(collect(run_folders(tmp_path / "mlp", other)).records)).after == ()
+
+
+def test_a_block_with_several_losses_names_and_sorts_them(tmp_path, run_folders):
+    heads = (("plain", 1.0), ("maxsep", 1.0))
+    losses = ("logit_adjusted", "cross_entropy")
+    run_folders(
+        tmp_path, [RunSpec(head=h, radius=r, loss=loss, seed=s) for h, r in heads for loss in losses for s in range(3)]
+    )
+    (table,), _ = build(tmp_path)
+    assert [r.cells[0].text for r in table.rows] == [
+        f"{head} ({loss})" for loss in ("cross-entropy", "logit adjusted") for head in ("plain", "scaled", "maxsep")
+    ]
+    assert [r.cells[2].text for r in table.rows if r.cells[0].text.startswith("scaled")] == ["= plain"] * 2
+    assert table.caption.endswith(" Heads are compared with heads of the same loss.")
+
+
+def test_the_caption_says_what_plain_is_for_heads_that_compare_directions(tmp_path, run_folders):
+    given = {"loss": "ldam", "loss_options": options(max_margin=0.5)}
+    run_folders(tmp_path, [RunSpec(head=head, **given) for head in ("cosine", "maxsep_cosine")])
+    (table,), _ = build(tmp_path)
+    assert table.caption.endswith(" For heads that compare directions plain is cosine.")
+    assert "same loss" not in table.caption
+    run_folders(tmp_path / "b", [RunSpec(head=head) for head in ("plain", "maxsep")])
+    (table,), _ = build(tmp_path / "b")
+    assert table.caption == CAPTION

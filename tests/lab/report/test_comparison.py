@@ -1,14 +1,6 @@
 from maxsep.lab.recipes import longtail
 from maxsep.lab.report.collect import collect
-from maxsep.lab.report.comparison import (
-    Method,
-    Setting,
-    dataset_label,
-    distinctions,
-    duel,
-    network_label,
-    settings_of,
-)
+from maxsep.lab.report.comparison import Method, Setting, distinctions, duel, settings_of
 from maxsep.lab.spec import RunSpec, options
 
 
@@ -77,9 +69,8 @@ def test_a_duel_counts_what_the_tests_say(tmp_path, run_folder):
 def test_labels():
     assert Method("hpn", 0.1, options(normalise=False)).full_label == "hpn (normalise=False), radius 0.1"
     assert Method("hpn", 1.0, (), "squared_cosine").full_label == "hpn (squared cosine)"
-    assert dataset_label("folder:/a/b/birds/") == "birds"
-    assert dataset_label("something") == "something"
-    assert network_label("timm/vit") == "timm/vit"
+    assert Method("plain", 0.1).named(loss=True) == "plain (cross-entropy)"
+    assert Method("cosine", 1.0, (), "ldam", options(max_margin=0.4)).named(loss=False) == "cosine (margin 0.4)"
 
 
 def test_a_search_does_not_lengthen_the_names_of_what_it_was_for(tmp_path, run_folder):
@@ -118,7 +109,40 @@ def test_options_of_a_loss_are_said_in_words_and_sorted():
     ]
 
 
-def test_what_is_on_or_off_is_said_in_words():
-    first = RunSpec(dataset="cifar100", network="resnet32", imbalance=0.01, nesterov=True)
-    settings = [Setting(first), Setting(first.replace(nesterov=False))]
-    assert list(distinctions(settings).values()) == ["Nesterov", "no Nesterov"]
+def test_data_that_have_a_tail_are_not_called_balanced(tmp_path, run_folder):
+    told = {"birds": [150, 105, 6], "digits": [122, 116, 119], "cut": [500, 50, 5], "old": None}
+    for name, counts in told.items():
+        spec = RunSpec(dataset=f"folder:{name}", imbalance=0.01 if name == "cut" else 1.0)
+        run_folder(tmp_path, spec, metrics={"top1": 0.5, **({"class_counts": counts} if counts else {})})
+    found = {s.title.split(",")[0]: s for s in settings_of(collect(tmp_path).records)}
+    assert {name: s.balance for name, s in found.items()} == {
+        "birds": "unequal, 150 to 6 images a class", "digits": "balanced", "cut": "imbalance 0.01", "old": "balanced",
+    }  # fmt: skip
+    assert {name for name, s in found.items() if s.is_tailed} == {"birds", "cut"}
+    assert (found["birds"].class_counts, found["old"].class_counts) == ([150, 105, 6], [])
+    assert found["birds"].label == "birds, MLP, unequal, 150 to 6 images a class"
+
+
+def test_settings_whose_classes_differ_are_told_apart_by_what_made_them_differ(tmp_path, run_folder):
+    """Two draws from one folder have other counts; the names say how they were drawn."""
+    for most, counts in ((100, [70, 30]), (50, [34, 16])):
+        run_folder(tmp_path, RunSpec(max_train=most), metrics={"top1": 0.5, "class_counts": counts})
+    assert {s.distinction for s in settings_of(collect(tmp_path).records)} == {"max train 100", "max train 50"}
+
+
+def test_rows_are_sorted_by_loss_and_cross_entropy_comes_first_and_is_named(tmp_path, run_folders):
+    losses = ("logit_adjusted", "balanced_softmax", "cross_entropy")
+    run_folders(tmp_path, [spec for loss in losses for spec in arms(RunSpec(head="plain", loss=loss))])
+    (setting,) = settings_of(collect(tmp_path).records)
+    heads = ("plain{}", "maxsep{}", "scaled{}, radius 0.1", "maxsep{}, radius 0.1")
+    names = ("cross-entropy", "balanced softmax", "logit adjusted")
+    assert [setting.full_name(method) for method in setting.entries] == [
+        head.format(f" ({name})") for name in names for head in heads
+    ]
+
+
+def test_cross_entropy_goes_without_saying_where_no_head_has_another_loss(tmp_path, run_folders):
+    run_folders(tmp_path, [*arms(RunSpec(head="plain")), RunSpec(head="hpn", loss="squared_cosine")])
+    (setting,) = settings_of(collect(tmp_path).records)
+    names = ["plain", "maxsep", "scaled", "maxsep", "hpn (squared cosine)"]
+    assert list(map(setting.name, setting.entries)) == names

@@ -75,6 +75,17 @@ def test_losses_do_not_mix(line_up):
     assert found.conclusion[1].endswith("nothing can be told yet: no seed has both runs.")
 
 
+def test_where_losses_stand_side_by_side_all_are_named(line_up):
+    found = line_up(own_data("digits", losses=["cross_entropy", "logit_adjusted"]).specs())
+    rows = [("maxsep{}, radius 1", "plain{}"), ("scaled{}, radius 0.1", "plain{}"), ("maxsep{}, radius 0.1", "plain{}")]
+    rows.append(("maxsep{}, radius 0.1", "scaled{}, radius 0.1"))
+    assert [(label, other) for label, other, _ in found.verdicts()] == [
+        tuple(name.format(f" ({loss})") for name in row) for loss in ("cross-entropy", "logit adjusted") for row in rows
+    ]
+    alone = line_up(own_data("digits", losses=["logit_adjusted"]).specs(), [])
+    assert alone.verdicts()[0][:2] == ("maxsep (logit adjusted), radius 1", "plain (logit adjusted)")
+
+
 def test_runs_that_are_missing(line_up):
     specs = own_data("digits").specs()
     found = line_up(specs, specs[:6])
@@ -87,7 +98,17 @@ def test_runs_that_are_missing(line_up):
 
 
 def test_unequal_classes_are_noticed(line_up):
-    assert line_up(own_data("digits", imbalance=0.1).specs()).unequal
+    found = line_up(own_data("digits", imbalance=0.1).specs())
+    assert found.unequal
+    (many, medium) = found.contestants[0].groups.items()
+    assert (many[0], medium[0]) == ("many", "medium"), "from 500 to 50 images none is rare"
+    assert found.to_dict()["arms"][0]["groups"] == dict([many, medium])
+    assert many[1] == pytest.approx(sum(_group_means(found.contestants[0], slice(0, 7))) / 3)
+
+
+def _group_means(item, places):
+    found = [record.metrics["per_class"][places] for record in item.entry.records.values()]
+    return [sum(values) / len(values) for values in found]
 
 
 def test_as_data(line_up):

@@ -4,7 +4,7 @@ from maxsep.lab.report.accuracy import accuracy_tables
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.findings import find
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RunSpec, options
 
 WIGGLE = (0.0, 0.004, -0.003, 0.001)
 
@@ -154,12 +154,12 @@ def test_headline_table_and_sentence_agree_after_correction(tmp_path, run_folder
     found = find(settings)
     assert "in 1 of 1 tested comparison (none after correction), none over the control" in found.headline
     assert found.sentences[0].startswith(
-        "Digits, MLP, balanced, radius 0.1: +6.96 points (p = 0.046, before correction)"
+        "Digits, MLP, balanced, radius 0.1: +6.96 points (p = 0.046, corrected 0.091) over plain; "
     )
     assert "2 passed; none does after Holm's correction" in found.sentences[-1]
     cells = [cell for table in accuracy_tables(settings) for row in table.rows for cell in row.cells]
     assert not [cell for cell in cells if cell.tone in ("up", "down")], "colour would claim more than the headline"
-    assert sum(cell.detail.endswith("before correction") for cell in cells) == 2
+    assert sum(cell.detail.startswith("p = ") for cell in cells) == 2
     assert "credit to the radius" in " ".join(found.sentences)
 
 
@@ -189,3 +189,54 @@ def test_a_gain_over_the_control_that_correction_takes_away_decides_nothing(tmp_
         means = {PLAIN: 0.3, SCALED: 0.5, MAXSEP: 0.511 if imbalance == 0.5 else 0.5}
         settings = make(tmp_path, run_folder, means, imbalance=imbalance)
     assert any("do not decide whether the matrix adds" in sentence for sentence in find(settings).sentences)
+
+
+def test_heads_that_compare_directions_are_not_said_to_be_over_plain(tmp_path, run_folder):
+    """Their plain head is cosine, and that of a loss is the plain head with the same loss."""
+    ldam = {"loss": "ldam", "loss_options": options(max_margin=0.5)}
+    heads = {("cosine", 1.0): 0.5, ("maxsep_cosine", 1.0): 0.6, ("centred_cosine", 1.0): 0.55}
+    settings = make(tmp_path, run_folder, heads, **ldam)
+    (told,) = (s for s in find(settings).sentences if s.startswith("Digits"))
+    assert ") over cosine (LDAM, margin 0.5); " in told
+    assert told.endswith(") over centred_cosine (LDAM, margin 0.5).")
+    assert find(settings).headline.startswith("The matrix gains beyond its radius")
+    assert "The gain over the head without the matrix is also a gain over its control" in " ".join(
+        find(settings).sentences
+    )
+    for imbalance in (0.5, 0.2, 0.1, 0.05):
+        settings += make(
+            tmp_path / f"{imbalance}", run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6}, imbalance=imbalance
+        )
+    text = " ".join(find(settings).sentences)
+    assert "Over the head without the matrix the differences range from" in text
+    assert "Over the control the differences range from" in text
+    assert "Against the head without the matrix 5 comparisons" in text
+    assert "Against the control 5 comparisons" in text
+    assert "plain head" not in text
+
+
+def test_losses_are_named_where_there_are_several(tmp_path, run_folder):
+    for loss in ("cross_entropy", "logit_adjusted"):
+        settings = make(tmp_path, run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6}, loss=loss)
+    first, second = (s for s in find(settings).sentences if s.startswith("Digits"))
+    for sentence, name in ((first, "cross-entropy"), (second, "logit adjusted")):
+        assert sentence.startswith(f"Digits, MLP, balanced, maxsep ({name}), radius 0.1: ")
+        assert f"over plain ({name}); " in sentence
+        assert sentence.endswith(f"over scaled ({name}) at the same radius.")
+    for imbalance in (0.5, 0.2, 0.1):
+        settings += make(
+            tmp_path / f"{imbalance}", run_folder, {PLAIN: 0.5, SCALED: 0.6, MAXSEP: 0.6}, imbalance=imbalance
+        )
+    text = " ".join(find(settings).sentences)
+    assert "Over the plain head the differences range from" in text
+    assert "Over the control, a plain head with the same radius, the differences range from" in text
+
+
+@pytest.mark.parametrize(("better", "headline"), [(0.1, "Gains over {}"), (-0.1, "The matrix lost to {}")])
+def test_the_headline_names_the_head_without_the_matrix(tmp_path, run_folder, better, headline):
+    given = {"loss": "ldam", "loss_options": options(max_margin=0.5)}
+    heads = {("cosine", 1.0): 0.5, ("maxsep_cosine", 1.0): 0.5 + better}
+    settings = make(tmp_path, run_folder, heads, **given)
+    assert find(settings).headline.startswith(headline.format("the head without the matrix"))
+    settings += make(tmp_path / "b", run_folder, {PLAIN: 0.5, MAXSEP: 0.5 - better}, imbalance=0.1)
+    assert "over the head without the matrix, 1 loses to it" in find(settings).headline

@@ -40,7 +40,7 @@ def test_differences_are_corrected_within_the_table(tmp_path, run_folder):
                 spec = RunSpec(head=head, radius=1.0 if head == "plain" else 0.1, seed=seed, imbalance=imbalance)
                 run_folder(tmp_path, spec, metrics={"top1": 0.5, "angular_fisher": value})
     cells = [row.cells[3] for row in section(tmp_path).tables[0].rows if row.cells[0].text == "maxsep"]
-    assert [cell.detail for cell in cells] == ["p = 0.015, before correction"] * 4
+    assert [cell.detail for cell in cells] == ["p = 0.015, corrected 0.060"] * 4
     assert {cell.tone for cell in cells} == {""}
 
 

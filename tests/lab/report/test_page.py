@@ -1,5 +1,8 @@
 import pytest
 
+from maxsep.lab.report import render
+from maxsep.lab.spec import RunSpec
+
 
 @pytest.fixture(scope="module")
 def opened(page, browser):
@@ -40,12 +43,14 @@ def test_nothing_hangs_over_the_edge(opened, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     outside = page.evaluate(
         """width => [...document.querySelectorAll('body *')].filter(element => {
-            if (element.closest('.scroll, pre, svg, details:not([open])')) return false;
+            if (element.closest('.scroll, svg, details:not([open])')) return false;
             return element.getBoundingClientRect().right > width + 1;
         }).map(element => element.outerHTML.slice(0, 80))""",
         width,
     )
     assert outside == []
+    cut = page.evaluate("[...document.querySelectorAll('pre')].map(box => box.scrollWidth - box.clientWidth)")
+    assert cut == [0], "commands are wrapped, not cut"
 
 
 def test_no_identifier_is_given_twice_and_every_link_leads_somewhere(opened):
@@ -121,3 +126,19 @@ def test_on_a_phone_rows_are_cards_and_nothing_scrolls_sideways(opened):
     assert max(right for _, right in told) <= 390
     page.set_viewport_size({"width": 1200, "height": 844})
     assert page.evaluate("getComputedStyle(document.querySelector('#accuracy td'), '::before').content") == "none"
+
+
+def test_a_table_with_nine_columns_fits_a_screen(tmp_path, run_folder, browser):
+    """Unequal classes, wide spreads, long names: nothing of it is behind the edge of the box."""
+    for loss in ("cross_entropy", "balanced_softmax"):
+        for seed in range(3):
+            spread = 0.25 * seed
+            told = {"top1": 0.3 + spread, "balanced": 0.2 + spread, "best_top1": 0.4 + spread, "ece": 0.1 + spread}
+            told |= {"class_counts": [150, 50, 6], "per_class": [0.3 + spread, 0.2 + spread, 0.1 + spread]}
+            run_folder(tmp_path, RunSpec(head="maxsep", loss=loss, seed=seed), metrics=told)
+    tab = browser.new_page(viewport={"width": 1200, "height": 844})
+    tab.goto(render(tmp_path, tmp_path / "report").as_uri())
+    assert tab.locator("#table-shots-1 thead th").count() == 9
+    box = "document.querySelector('#table-shots-1').closest('.scroll')"
+    assert tab.evaluate(f"{box}.scrollWidth - {box}.clientWidth") == 0
+    tab.close()

@@ -8,6 +8,7 @@ from maxsep.lab.report.accuracy import accuracy_tables, results
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import Method, settings_of
 from maxsep.lab.report.findings import find
+from maxsep.lab.report.sections import frequency_section
 from maxsep.lab.report.shots import shots_of, shots_section
 from maxsep.lab.spec import RunSpec, options
 
@@ -105,3 +106,49 @@ def test_findings_count_both_readings(longtail):
     assert len(told) == 4
     assert all(r["gain_over_plain"]["seeds"] == 3 and len(r["best_top1"]) == 3 for r in told)
     assert sorted(r["paper"].get("long_tailed", 0) for r in told) == [0, 0, 42.02, 43.19]
+
+
+TAIL = {"class_counts": [150, 105, 70, 28, 10, 6], "per_class": [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]}
+
+
+def write_tail(folder, run_folder, **metrics):
+    for head, radius in (("plain", 1.0), ("scaled", 0.5), ("maxsep", 0.5)):
+        for seed in (0, 1):
+            told = {"top1": 0.8, "balanced": 0.5, "best_top1": 0.82, **TAIL, **metrics}
+            run_folder(folder, RunSpec(dataset="folder:birds", head=head, radius=radius, seed=seed), metrics=told)
+    return settings(folder)
+
+
+def test_a_tail_that_was_not_cut_is_shown_too(tmp_path, run_folder):
+    found = write_tail(tmp_path, run_folder)
+    (table,) = shots_section(found).tables
+    assert [row.group for row in table.rows] == ["unequal, 150 to 6 images a class", "", ""]
+    assert table.columns[4:] == ("mean over classes, %", "many, %", "medium, %", "few, %", "ECE, %")
+    assert [cell.text for cell in table.rows[0].cells[2:8]] == [
+        "80.00 ± 0.00",
+        "82.00 ± 0.00",
+        "50.00",
+        "90.00",
+        "50.00",
+        "10.00",
+    ]
+    assert table.rows[0].cells[5].detail == "± 0.00"
+    figures = frequency_section(found).figures
+    assert [figure.title for figure in figures] == ["birds, MLP, unequal, 150 to 6 images a class, radius 0.5"]
+
+
+def test_a_balanced_test_set_needs_no_mean_over_classes(tmp_path, run_folder):
+    (table,) = shots_section(write_tail(tmp_path, run_folder, balanced=0.8)).tables
+    assert "mean over classes, %" not in table.columns
+
+
+def test_classes_that_differ_by_rounding_have_neither(tmp_path, run_folder):
+    found = write_tail(tmp_path, run_folder, class_counts=[122, 116, 119, 120, 117, 121])
+    assert shots_section(found) is None
+    assert frequency_section(found) is None
+
+
+def test_a_class_without_images_has_no_place_on_a_logarithmic_axis(tmp_path, run_folder):
+    found = write_tail(tmp_path, run_folder, class_counts=[150, 105, 70, 28, 10, 0])
+    assert shots_section(found) is not None
+    assert frequency_section(found) is None

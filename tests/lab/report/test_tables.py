@@ -72,3 +72,19 @@ def test_numbers_in_words():
     assert p_text(0.04999) == "p = 0.050"
     assert p_text(0.5) == "p = 0.50"
     assert verdict_text(Comparison(0.1, 5, 0.0001, "more than noise")) == "more than noise, p < 0.001"
+
+
+@pytest.mark.parametrize(
+    ("p", "adjusted", "told"),
+    [
+        (0.2, 1.0, "noise, p = 0.20, corrected 1.00"),
+        (0.2, 0.2, "noise, p = 0.20"),
+        (0.01, 0.03, "more than noise, p = 0.010, corrected 0.030"),
+        (0.0001, 0.0004, "more than noise, p < 0.001, corrected < 0.001"),
+        (0.04, 0.12, "p = 0.040, corrected 0.12"),
+    ],
+)
+def test_both_p_values_are_told_apart(p, adjusted, told):
+    comparison = Comparison(0.1, 3, p, "more than noise" if p < 0.05 else "noise", adjusted=adjusted)
+    assert verdict_text(comparison) == gain(comparison).detail == told
+    assert gain(comparison, brief=True).detail == told.split(", corrected")[0].split("noise, ")[-1]

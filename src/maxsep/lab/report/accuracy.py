@@ -24,9 +24,12 @@ COLUMNS = (
 )
 CAPTION = (
     "Top-1 accuracy on the test set after the last epoch; gains in percentage points over common seeds. In bold: "
-    "the highest mean of several over at least three seeds. Below each gain: the verdict of a paired two-sided t-test. "
-    "In colour: what is still more than noise after correction for the number of tests in these tables."
+    "the highest mean of several over at least three seeds. Below each gain: the verdict of a paired two-sided t-test "
+    "and its p-value, then the one after Holm's correction for the number of tests in these tables, where it is "
+    "another. In colour: what is still more than noise after it."
 )
+_SAME_LOSS = "Heads are compared with heads of the same loss."
+_BY_DIRECTION = "For heads that compare directions plain is cosine."
 _CENTRED = (
     "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "
     "control here is centred_cosine."
@@ -48,10 +51,21 @@ def accuracy_tables(settings: Sequence[Setting], tests: Family | None = None) ->
     labels = distinctions(settings)
     tables = []
     for number, (title, group) in enumerate(groupby(settings, key=lambda setting: setting.title), 1):
-        rows = [row for setting in group for row in _rows(setting, labels[setting.spec], tests)]
+        shown = list(group)
+        rows = [row for setting in shown for row in _rows(setting, labels[setting.spec], tests)]
+        caption = " ".join([CAPTION, *_bases(shown)])
         columns, rows = _without_empty_paper(rows)
-        tables.append(Table(f"accuracy-{number}", title, columns, tuple(rows), CAPTION, numeric_from=1))
+        tables.append(Table(f"accuracy-{number}", title, columns, tuple(rows), caption, numeric_from=1))
     return tables
+
+
+def _bases(settings: Sequence[Setting]) -> list[str]:
+    """Say what the column of gains over plain means where that is not one and the same head."""
+    found = [
+        plain.method for s in settings for m in s.entries if (plain := s.plain(m)) is not None and plain.method != m
+    ]
+    told = [_SAME_LOSS] if len({(base.loss, base.loss_options) for base in found}) > 1 else []
+    return [*told, *([_BY_DIRECTION] if any(base.head == "cosine" for base in found) else [])]
 
 
 def _without_empty_paper(rows: list[Row]) -> tuple[tuple[str, ...], list[Row]]:
@@ -105,8 +119,8 @@ def _rows(setting: Setting, distinction: str, tests: Family) -> list[Row]:
     rows = []
     for method in methods:
         rows.append(_row(setting, setting.entries[method], best, tests))
-        if method.head == "plain" and method.loss == "cross_entropy" and _has_unit_radius(methods):
-            rows.append(_same_as_plain())
+        if method.head == "plain" and dataclasses.replace(method, head="maxsep") in methods:
+            rows.append(_same_as_plain(setting.name(dataclasses.replace(method, head="scaled"))))
     group = setting.balance + (f" · {distinction}" if distinction else "")
     return [Row(row.cells, group if index == 0 else "") for index, row in enumerate(rows)]
 
@@ -123,7 +137,8 @@ def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> R
     over_control = _control_cell(setting, method, tests)
     if echo:
         over_plain, over_control = Cell("= maxsep", "up to rounding", "muted"), EMPTY
-    return Row((Cell(method.label), Cell(f"{method.radius:g}"), _paper_cell(spec), ours, over_plain, over_control))
+    name = Cell(setting.name(method))
+    return Row((name, Cell(f"{method.radius:g}"), _paper_cell(spec), ours, over_plain, over_control))
 
 
 def _control_cell(setting: Setting, method: Method, tests: Family) -> Cell:
@@ -163,12 +178,8 @@ def _against_control(setting: Setting, method: Method) -> Comparison | None:
     return None if method.head in BASE_HEADS else setting.against(method, setting.control(method))
 
 
-def _same_as_plain() -> Row:
-    return Row((Cell("scaled"), Cell("1"), EMPTY, Cell("= plain", "the same run", "muted"), EMPTY, EMPTY))
-
-
-def _has_unit_radius(methods: Sequence[Method]) -> bool:
-    return any(method.head == "maxsep" and method.radius == 1 for method in methods)
+def _same_as_plain(label: str) -> Row:
+    return Row((Cell(label), Cell("1"), EMPTY, Cell("= plain", "the same run", "muted"), EMPTY, EMPTY))
 
 
 def cell_spec(setting: Setting, method: Method) -> RunSpec:

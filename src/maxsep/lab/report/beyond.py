@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from maxsep.lab.recipes import beyond, get, paper
 from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.recipes.recipe import canonical, validation_metric
-from maxsep.lab.report.comparison import Entry, Method, Setting, dataset_label
+from maxsep.lab.report.comparison import Entry, Method, Setting, several_losses
+from maxsep.lab.report.labels import dataset_label
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.statistics import highest
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, percent, signed
@@ -113,7 +114,8 @@ def _block(title: str, found: Sequence[tuple[Setting, Entry]]) -> list[Row]:
     best = highest(entry.summary() for _, entry in found)
     # weak augmentation first; within it the recipe's own decay, and no mixing, before the others
     ordered = sorted(found, key=lambda pair: (len(pair[0].spec.augmentation), *_distance(pair[0].spec)))
-    rows += [_row(setting, entry, best) for setting, entry in ordered]
+    named = several_losses(entry.method for _, entry in found)
+    rows += [_row(setting, entry, best, named) for setting, entry in ordered]
     return [Row(row.cells, group if number == 0 else "") for number, row in enumerate(rows)]
 
 
@@ -131,8 +133,10 @@ def _published(spec: RunSpec) -> list[Row]:
     ]
 
 
-def _row(setting: Setting, entry: Entry, best: float | None) -> Row:
-    spec, summary = setting.spec, entry.summary()
+def _row(setting: Setting, entry: Entry, best: float | None, named: bool) -> Row:
+    """`named` says cross-entropy, too."""
+    spec, method, summary = setting.spec, entry.method, entry.summary()
+    label = method.named(loss=named or method.loss != "cross_entropy")
     printed = paper.best_of_table1(spec)
     over = EMPTY
     if summary is not None and printed is not None:
@@ -140,7 +144,7 @@ def _row(setting: Setting, entry: Entry, best: float | None) -> Row:
         over = Cell(signed(difference), f"paper: {printed.value:.2f}", value=difference)
     return Row(
         (
-            Cell(entry.method.full_label),
+            Cell(label if method.radius == 1 else f"{label}, radius {method.radius:g}"),
             percent(summary, "strong" if summary is not None and summary.mean == best else ""),
             over,
             Cell(_WORDS.get(spec.augmentation, spec.augmentation), _decay(spec)),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
+from maxsep.lab.report.labels import NETWORKS, dataset_label, differences, network_label
 from maxsep.lab.report.statistics import Comparison, Summary, compare, summarise
+from maxsep.lab.report.tail import class_counts, in_words, is_unequal
 from maxsep.lab.spec import Options, RunSpec
 
 HEADS = (
@@ -26,20 +27,7 @@ _COSINE_CONTROLS = {
     "centred_cosine": "cosine",
 }
 """Among heads that compare directions `cosine` is the plain one; each has the control that differs in P alone."""
-_DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "digits": "Digits"}
-_NETWORKS = {
-    **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
-    **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32"},
-}
-_QUIET = (
-    *("dataset", "network", "imbalance", "validation", "normalisation"),
-    *("schedule", "schedule_options", "evaluate_every", "features_at"),
-)
-"""Fields a label says in its own words, or that follow from the others in every protocol."""
-_OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
-_OF_STAGE = ("sampler", "epochs", "start_from", "backbone", "logit_scaling", "head_rate", "learning_rate")
-"""Fields in which a second stage differs from the run it starts from, which its name says."""
-_LOSSES = {"ldam": "LDAM"}
+_LOSSES = {"ldam": "LDAM", "cross_entropy": "cross-entropy"}
 _IN_WORDS = {
     "max_margin": "margin {}",
     "reweight_from": "re-weighted from epoch {}",
@@ -47,12 +35,6 @@ _IN_WORDS = {
     "smooth_tail": "{} for the rarest",
 }
 """Options whose names say too little in a table."""
-_AUGMENTATIONS = {
-    "crop_flip": "crop and flip",
-    "crop_flip_rotate": "crop, flip and rotation",
-    "crop_flip_auto_cutout": "crop, flip, AutoAugment and cutout",
-}
-_CAPITALS = {"nesterov": "Nesterov"}
 _UNSAID = {("reweight", "effective")}
 
 
@@ -74,10 +56,14 @@ class Method:
 
     @property
     def label(self) -> str:
-        """A short name without the radius."""
+        """A short name without the radius; cross-entropy goes without saying."""
+        return self.named(loss=self.loss != "cross_entropy")
+
+    def named(self, loss: bool) -> str:
+        """A short name without the radius, and with the name of the loss if that is asked for."""
         given = [pair for pair in (*self.head_options, *self.loss_options) if pair not in _UNSAID]
         extra = [_IN_WORDS.get(key, f"{key}={{}}").format(value) for key, value in given]
-        if self.loss != "cross_entropy":
+        if loss:
             extra.insert(0, _LOSSES.get(self.loss, self.loss.replace("_", " ")))
         return f"{self.head} ({', '.join(extra)})" if extra else self.head
 
@@ -88,11 +74,23 @@ class Method:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Plain first, then pairs of control and matrix by falling radius, then the other heads."""
+        """Cross-entropy before other losses; with each plain, pairs of control and matrix by falling radius, others."""
         rank = HEADS.index(self.head) if self.head in HEADS else len(HEADS)
         pair = -self.radius if rank <= 2 else 0
-        options = len(self.loss_options), repr(self.loss_options)
-        return (self.head != "plain", rank > 2, pair, rank, self.loss, -self.radius, options)
+        loss = self.loss != "cross_entropy", self.loss, len(self.loss_options), repr(self.loss_options)
+        return (*loss, self.head != "plain", rank > 2, pair, rank, -self.radius)
+
+
+def several_losses(methods: Iterable[Method]) -> bool:
+    """Whether a head stands among these with cross-entropy and with another loss, so that its name does not tell them.
+
+    >>> plain, other = Method("plain", 1.0), Method("plain", 1.0, loss="logit_adjusted")
+    >>> several_losses([plain, other]), several_losses([plain, Method("hpn", 1.0, loss="squared_cosine")])
+    (True, False)
+    """
+    known = set(methods)
+    usual = {method.head for method in known if method.loss == "cross_entropy"}
+    return any(method.head in usual and method.loss != "cross_entropy" for method in known)
 
 
 @dataclass
@@ -136,13 +134,34 @@ class Setting:
 
     @property
     def balance(self) -> str:
-        """The imbalance in words."""
-        return "balanced" if self.spec.imbalance == 1 else f"imbalance {self.spec.imbalance:g}"
+        """The imbalance in words; of data that were left as they are, what their classes are."""
+        if self.spec.imbalance < 1:
+            return f"imbalance {self.spec.imbalance:g}"
+        return in_words(self.class_counts) or "balanced"
+
+    @property
+    def class_counts(self) -> list[int]:
+        """The training images of every class, by the first run that says them; empty if none does."""
+        records = (record for entry in self.entries.values() for record in entry.records.values())
+        return next((counts for record in records if (counts := class_counts(record.metrics))), [])
+
+    @property
+    def is_tailed(self) -> bool:
+        """Whether some classes are rare: a tail was cut, or the data have one by themselves."""
+        return self.spec.imbalance < 1 or is_unequal(self.class_counts)
 
     @property
     def label(self) -> str:
         """Everything in one line."""
         return ", ".join(filter(None, (self.title, self.balance, self.distinction)))
+
+    def name(self, method: Method) -> str:
+        """A method's label; cross-entropy is named too where a head was trained with it and with another loss."""
+        return method.named(loss=method.loss != "cross_entropy" or several_losses(self.entries))
+
+    def full_name(self, method: Method) -> str:
+        """The same with the radius where it is not 1."""
+        return self.name(method) + ("" if method.radius == 1 else f", radius {method.radius:g}")
 
     def plain(self, method: Method) -> Entry | None:
         """The plain head to compare a method with: trained with the same loss, or else with cross-entropy.
@@ -189,9 +208,9 @@ def settings_of(records: Iterable[Record]) -> list[Setting]:
     return sorted(groups.values(), key=_setting_order)
 
 
-def _name(setting: Setting) -> tuple[str, bool]:
+def _name(setting: Setting) -> tuple[str, float, bool]:
     # a search on held-out data is in no table with runs that read the test set
-    return setting.label, setting.spec.validation > 0
+    return setting.title, setting.spec.imbalance, setting.spec.validation > 0
 
 
 def duel(settings: Sequence[Setting], head: str, other: str) -> str:
@@ -223,57 +242,12 @@ def duel(settings: Sequence[Setting], head: str, other: str) -> str:
 
 def distinctions(settings: Sequence[Setting]) -> dict[RunSpec, str]:
     """Say for each setting in which other fields (epochs, precision, ...) it differs from the others shown."""
-    told = {}
-    for setting in settings:
-        spec = setting.spec
-        peers = [s.spec for s in settings if (s.spec.dataset, s.spec.network) == (spec.dataset, spec.network)]
-        # what a second stage has of its own may follow from the imbalance, which is told already
-        second = spec.start_from is not None
-        alike = [peer for peer in peers if (peer.start_from is not None) == second]
-        alike = [peer for peer in alike if peer.imbalance == spec.imbalance] if second else alike
-        varying = [name for name in _loud_fields() if _varies(name, alike if name in _OF_STAGE else peers)]
-        if "optimiser" in varying and _follows(peers):
-            varying = [name for name in varying if name not in _OF_OPTIMISER]
-        words = filter(None, (_field_in_words(name, getattr(spec, name)) for name in varying))
-        told[spec] = ", ".join([*(["second stage"] if second else []), *words])
-    return told
-
-
-def _loud_fields() -> list[str]:
-    return [name for name in RunSpec.__dataclass_fields__ if name not in _QUIET]
-
-
-def _follows(specs: Sequence[RunSpec]) -> bool:
-    """Whether the optimiser's name says its settings, too."""
-    told = {(spec.optimiser, *(getattr(spec, name) for name in _OF_OPTIMISER)) for spec in specs}
-    return len(told) == len({spec.optimiser for spec in specs})
-
-
-def _varies(name: str, peers: Sequence[RunSpec]) -> bool:
-    # the paper's protocol rotates balanced data alone: there the imbalance says it already
-    given = {(getattr(peer, name), peer.imbalance if name == "augmentation" else 1.0) for peer in peers}
-    return len(given) > len({imbalance for _, imbalance in given})
-
-
-def dataset_label(name: str) -> str:
-    """A dataset's name as people write it.
-
-    >>> dataset_label("cifar10"), dataset_label("folder:/data/birds")
-    ('CIFAR-10', 'birds')
-    """
-    if split := parse_open_set(name):
-        return f"{split.benchmark.upper()} split {split.split}"
-    return name.rstrip("/").split("/")[-1].split(":")[-1] if ":" in name else _DATASETS.get(name, name)
-
-
-def network_label(name: str) -> str:
-    """A network's name as the paper's tables have it."""
-    return _NETWORKS.get(name, name)
+    return differences([setting.spec for setting in settings])
 
 
 def _setting_order(setting: Setting) -> tuple[object, ...]:
     spec = setting.spec
-    nets = list(_NETWORKS)
+    nets = list(NETWORKS)
     rank = nets.index(spec.network) if spec.network in nets else len(nets)
     return (
         spec.dataset,
@@ -285,31 +259,3 @@ def _setting_order(setting: Setting) -> tuple[object, ...]:
         spec.optimiser != "sgd",
         spec.digest,
     )
-
-
-def _field_in_words(name: str, value: object) -> str:
-    """Say a field and its value as people do; options that were left alone are not worth a word.
-
-    >>> _field_in_words("epochs", 200), _field_in_words("network_options", (("feature_size", 2),))
-    ('200 epochs', 'feature size 2')
-    >>> _field_in_words("network_options", ())
-    ''
-    """
-    if name == "augmentation":
-        return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
-    if name == "epochs":
-        return f"{value} epoch{'' if value == 1 else 's'}"
-    if isinstance(value, tuple):
-        return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value)
-    word = _CAPITALS.get(name, name.replace("_", " "))
-    if isinstance(value, bool):
-        return word if value else f"no {word}"
-    if name == "mixup" and not value:
-        return "no mixup"
-    return f"{word} {_plain_text(value)}"
-
-
-def _plain_text(value: object) -> str:
-    if isinstance(value, RunSpec):
-        return f"a run of {value.epochs} epochs"
-    return f"{value:g}" if isinstance(value, float) else str(value)

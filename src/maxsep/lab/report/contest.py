@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.comparison import Entry, Method, settings_of
+from maxsep.lab.report.comparison import Entry, Method, settings_of, several_losses
 from maxsep.lab.report.family import family
-from maxsep.lab.report.statistics import TEST, Comparison, Summary
+from maxsep.lab.report.shots import shots_of
+from maxsep.lab.report.statistics import TEST, Comparison, Summary, mean
+from maxsep.lab.report.tail import class_counts, is_unequal
 from maxsep.lab.report.verdict import caution, conclude, is_guessing, verdict
 from maxsep.lab.spec import RunSpec
-
-UNEQUAL = 1.5
-"""Classes count as unequal if the largest has more than so many times the training images of the smallest."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Contestant:
     entry: Entry
     over_plain: Comparison | None
     over_control: Comparison | None
+    names_loss: bool = False
+    """Whether labels say cross-entropy, because other losses stand beside it."""
 
     @property
     def method(self) -> Method:
@@ -37,8 +39,27 @@ class Contestant:
     @property
     def label(self) -> str:
         """A name with the radius, wherever there is a choice of it."""
-        method = self.method
-        return method.label if method.head == "plain" else f"{method.label}, radius {method.radius:g}"
+        return self._label(self.method.head)
+
+    @property
+    def plain(self) -> str:
+        """The name of the plain head with the same loss."""
+        return self._label("plain")
+
+    @property
+    def control(self) -> str:
+        """The name of the plain head with the same loss, times the same radius."""
+        return self._label("scaled")
+
+    def _label(self, head: str) -> str:
+        method = dataclasses.replace(self.method, head=head)
+        name = method.named(loss=self.names_loss or method.loss != "cross_entropy")
+        return name if head == "plain" else f"{name}, radius {method.radius:g}"
+
+    @property
+    def groups(self) -> dict[str, float]:
+        """The mean over seeds of the accuracy of frequent and of rare classes, for the groups that have some."""
+        return {group: mean(list(found.values())) for group, found in shots_of(self.entry).items() if found}
 
     @property
     def has_control(self) -> bool:
@@ -55,6 +76,7 @@ class Contestant:
             "loss": method.loss,
             "top1": _spread(self.entry, "top1"),
             "balanced": _spread(self.entry, "balanced"),
+            "groups": self.groups,
             "over_plain": None if method.head == "plain" else _told(self.over_plain),
             "over_control": _told(self.over_control) if self.has_control else None,
         }
@@ -77,13 +99,12 @@ class Contest:
     @property
     def class_counts(self) -> list[int]:
         """Training images of every class."""
-        return list(self.records[0].metrics["class_counts"]) if self.records else []
+        return class_counts(self.records[0].metrics) if self.records else []
 
     @property
     def unequal(self) -> bool:
         """Whether accuracy and the mean over classes may say different things."""
-        counts = self.class_counts
-        return bool(counts) and max(counts) > UNEQUAL * min(counts)
+        return is_unequal(self.class_counts)
 
     @property
     def conclusion(self) -> list[str]:
@@ -106,9 +127,9 @@ class Contest:
         rows: list[tuple[str, str, Comparison | None]] = []
         for item in self.contestants:
             if item.method.head != "plain":
-                rows.append((item.label, "plain", item.over_plain))
+                rows.append((item.label, item.plain, item.over_plain))
             if item.has_control:
-                rows.append((item.label, f"scaled, radius {item.method.radius:g}", item.over_control))
+                rows.append((item.label, item.control, item.over_control))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,14 +164,15 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     settings = [s for loss in losses for s in settings_of([r for r in records if r.spec.loss == loss])]
     tests = family(settings)
     entries = {method: (setting, entry) for setting in settings for method, entry in setting.entries.items()}
-    found = []
-    for method in dict.fromkeys(map(Method.of, asked)):
+    methods = list(dict.fromkeys(map(Method.of, asked)))
+    named, found = several_losses(methods), []
+    for method in methods:
         if method not in entries:
-            found.append(Contestant(Entry(method), None, None))
+            found.append(Contestant(Entry(method), None, None, named))
             continue
         setting, entry = entries[method]
         over = {against: tests.get((setting.spec, method, against)) for against in ("plain", "control")}
-        found.append(Contestant(entry, over["plain"], over["control"]))
+        found.append(Contestant(entry, over["plain"], over["control"], named))
     return Contest(tuple(found), tuple(records), tuple(spec for spec in asked if spec.name not in done))
 
 

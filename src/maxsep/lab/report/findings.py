@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from maxsep.lab.report.comparison import MATRIX_HEADS, Method, Setting
@@ -21,6 +21,7 @@ class _Pair:
 
     setting: Setting
     method: Method
+    other: Method
     comparison: Comparison
 
     @property
@@ -38,9 +39,10 @@ class _Pair:
 
     @property
     def where(self) -> str:
-        if self.method.head == "maxsep" and self.method.loss == "cross_entropy":
-            return f"{self.setting.label}, radius {self.method.radius:g}"
-        return f"{self.setting.label}, {self.method.full_label}"
+        name = self.setting.full_name(self.method)
+        if name == Method("maxsep", self.method.radius).full_label:
+            name = f"radius {self.method.radius:g}"
+        return f"{self.setting.label}, {name}"
 
 
 def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
@@ -61,8 +63,8 @@ def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
     # among many numbers what they mean comes first, a few speak before it
     if len(plain) > _FEW:
         sentences.insert(0, meaning)
-        sentences.append(_count("the plain head", plain))
-        sentences.append(_count("the control, a plain head with the same radius,", control))
+        sentences.append(_count(_without(plain), plain))
+        sentences.append(_count(_control(control), control))
     if not control and any(pair.method.radius != 1 for pair in plain):
         sentences.append("The control (scaled, at the same radius) has no finished runs beside the matrix yet.")
     sentences += ["" if meaning in sentences else meaning, _multiplicity(tests)]
@@ -71,12 +73,24 @@ def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
 
 
 def _pairs(settings: Sequence[Setting], tests: Family, against: Against) -> list[_Pair]:
-    return [
-        _Pair(setting, method, tests[setting.spec, method, against])
-        for setting in settings
-        for method in setting.entries
-        if method.head in MATRIX_HEADS and (setting.spec, method, against) in tests
-    ]
+    found = []
+    for setting in settings:
+        for method in setting.entries:
+            other = setting.plain(method) if against == "plain" else setting.control(method)
+            if method.head in MATRIX_HEADS and other is not None and (setting.spec, method, against) in tests:
+                found.append(_Pair(setting, method, other.method, tests[setting.spec, method, against]))
+    return found
+
+
+def _without(pairs: Sequence[_Pair]) -> str:
+    """Name the head that the matrix was taken from: for heads that compare directions it is no plain one."""
+    return "the plain head" if all(pair.other.head == "plain" for pair in pairs) else "the head without the matrix"
+
+
+def _control(pairs: Sequence[_Pair]) -> str:
+    """Likewise their controls."""
+    same = all(pair.other.head == "scaled" for pair in pairs)
+    return "the control, a plain head with the same radius," if same else "the control"
 
 
 def _chosen_headline(settings: Sequence[Setting], plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
@@ -123,14 +137,14 @@ def _headline(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
         return f"The matrix gains beyond its radius in {len(beyond)} of {_of(controlled)}{_corrected(beyond)}"
     if won and lost:
         return (
-            f"Mixed: {len(won)} of {_of(tested)} {'gains' if len(won) == 1 else 'gain'} over the plain head, "
+            f"Mixed: {len(won)} of {_of(tested)} {'gains' if len(won) == 1 else 'gain'} over {_without(tested)}, "
             f"{len(lost)} {'loses' if len(lost) == 1 else 'lose'} to it{_corrected([*won, *lost])}"
         )
     if won:
         tail = "none over the control at the same radius" if controlled else _NO_CONTROL
-        return f"Gains over the plain head in {len(won)} of {_of(tested)}{_corrected(won)}, {tail}"
+        return f"Gains over {_without(tested)} in {len(won)} of {_of(tested)}{_corrected(won)}, {tail}"
     if lost:
-        return f"The matrix lost to the plain head in {len(lost)} of {_of(tested)}{_corrected(lost)}"
+        return f"The matrix lost to {_without(tested)} in {len(lost)} of {_of(tested)}{_corrected(lost)}"
     return "No difference beyond seed noise"
 
 
@@ -161,15 +175,20 @@ def _count(name: str, pairs: Sequence[_Pair]) -> str:
 
 def _details(plain: Sequence[_Pair], control: Sequence[_Pair]) -> list[str]:
     if len(plain) > _FEW:
-        return [_range(plain, "plain"), *([_range(control, "scaled at the same radius")] if control else [])]
+        return [_range(plain, _without), *([_range(control, _control)] if control else [])]
     controls = {(pair.setting.spec, pair.method): pair for pair in control}
     lines = []
     for pair in plain:
-        line = f"{pair.where}: {_points(pair)} over plain"
+        line = f"{pair.where}: {_points(pair)} over {_name(pair)}"
         if other := controls.get((pair.setting.spec, pair.method)):
-            line += f"; {_points(other)} over scaled at the same radius"
+            line += f"; {_points(other)} over {_name(other)}"
         lines.append(line + ".")
     return lines
+
+
+def _name(pair: _Pair) -> str:
+    """What a head with the matrix is compared with."""
+    return pair.setting.name(pair.other) + (" at the same radius" if pair.other.head == "scaled" else "")
 
 
 def _points(pair: _Pair) -> str:
@@ -178,7 +197,10 @@ def _points(pair: _Pair) -> str:
     return f"{signed(found.difference, scale=100)} points ({verdict_text(found)}{reason})"
 
 
-def _range(pairs: Sequence[_Pair], name: str) -> str:
+def _range(pairs: Sequence[_Pair], among: Callable[[Sequence[_Pair]], str]) -> str:
+    """Name the smallest and the largest difference, over the one head that all are compared with or what it is."""
+    names = {_name(pair) for pair in pairs}
+    name = names.pop() if len(names) == 1 else among(pairs)
     ordered = sorted(pairs, key=lambda pair: pair.comparison.difference)
     low, high = ordered[0], ordered[-1]
     ends = [f"{signed(p.comparison.difference, scale=100)} points ({p.where}; {_seeds(p)})" for p in (low, high)]
@@ -195,10 +217,11 @@ def _interpretation(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
     both = [tested[key] for key in won if key in tested]
     if not both:
         return ""
+    base = _without(list(won.values()))
     beyond = [pair for pair in both if pair.won]
     if not beyond:
         return (
-            f"Where the matrix beat the plain head ({len(both)} comparison{_s(both)} with a control"
+            f"Where the matrix beat {base} ({len(both)} comparison{_s(both)} with a control"
             f"{', before correction' if _corrected(list(won.values())) else ''}), the control at the same radius was "
             "not beaten beyond noise: these runs give the credit to the radius. They do not prove that the matrix adds "
             "nothing."
@@ -206,14 +229,14 @@ def _interpretation(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
     kept = sum(pair.comparison.holds for pair in beyond)
     if not kept:
         return (
-            f"The matrix beat the plain head in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} "
+            f"The matrix beat {base} in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} "
             "of them the control too, but not after correction: these runs do not decide whether the matrix adds to "
             "what its radius does."
         )
     if len(both) == kept == 1:
-        return "The gain over the plain head is also a gain over its control: the radius alone does not explain it."
+        return f"The gain over {base} is also a gain over its control: the radius alone does not explain it."
     return (
-        f"The matrix beat the plain head in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} of "
+        f"The matrix beat {base} in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} of "
         f"them the control too{_corrected(beyond)}: there the radius alone does not explain the difference."
     )
 

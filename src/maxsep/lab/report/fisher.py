@@ -29,7 +29,7 @@ def fisher_section(settings: Sequence[Setting]) -> Section | None:
     rows: list[Row] = []
     last: Setting | None = None
     for place, (setting, method, summary) in enumerate(found):
-        cells = [Cell(method.label), Cell(f"{method.radius:g}")]
+        cells = [Cell(setting.name(method)), Cell(f"{method.radius:g}")]
         cells += [_paper_cell(numbers[place])] if with_paper else []
         cells.append(_ours(setting, summary, numbers[place]))
         cells += [gain(comparison, 1, 4, less_is_better=True) for comparison in corrected[2 * place : 2 * place + 2]]
@@ -37,7 +37,10 @@ def fisher_section(settings: Sequence[Setting]) -> Section | None:
         last = setting
     columns = ("head", "radius", *(("paper",) if with_paper else ()), "ours")
     columns += ("difference to plain", "difference to scaled, same radius")
-    caption = "Lower is better. In colour: what is still more than noise after correction for the tests of this table."
+    caption = (
+        "Lower is better. Behind a p-value stands the one after Holm's correction for the tests of this table, where "
+        "it is another; in colour: what is still more than noise after it."
+    )
     text = "Spread of the features within classes over the spread of class means, both in angle, on test features "
     text += "before the head." + (" The paper does not say which features it used." if with_paper else "")
     table = Table("fisher", "Angular Fisher score", columns, tuple(rows), caption, 1)

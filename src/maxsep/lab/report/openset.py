@@ -27,7 +27,8 @@ _COLUMNS = (
 _CAPTION = "Accuracy is that on known classes; all known against all unknown test images."
 _SEVERAL = (
     "Means over splits, with the sample standard deviation. Gains in percentage points of AUROC over common splits, "
-    "with a paired t-test below; in colour: what holds after correction for the tests of this table, in grey: noise."
+    "with a paired t-test below, p before correction; in colour: what holds after Holm's correction for the tests of "
+    "this table, in grey: noise."
 )
 _ONE = "One run of each head: a gain is the difference of two runs, in percentage points of AUROC, and is not testable."
 _SHARED = "Splits with the same known classes leave the test a little less to stand on than its p-value says."

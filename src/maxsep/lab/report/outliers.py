@@ -45,7 +45,8 @@ _FULL = {
 _CAPTION = (
     "AUPR and FPR95 take in-distribution images as positive, as the paper does; FPR95 at the recall closest to 95 %. "
     "Means over {draws}; ± is over seeds ({seeds}). Gains in percentage points of AUROC over common seeds, with a "
-    "paired t-test below; in colour: what holds after correction for the tests of this table, in grey: noise."
+    "paired t-test below, p before correction; in colour: what holds after Holm's correction for the tests of this "
+    "table, in grey: noise."
 )
 
 
@@ -190,7 +191,7 @@ def _table(id: str, title: str, setting: Setting, outliers: str) -> Table:
     rows: list[Row] = []
     last = ""
     for place, line in enumerate(lines):
-        cells = [*_name(line), *(_measure(setting, line, outliers, measure) for measure in _MEASURES)]
+        cells = [*_name(setting, line), *(_measure(setting, line, outliers, measure) for measure in _MEASURES)]
         cells += [gain(comparison, brief=True) for comparison in tests[3 * place : 3 * place + 3]]
         heading = "" if line.score == last else _heading(setting, line.score)
         rows.append(Row((*cells[:5], *_equalities(line, cells[5:])), heading))
@@ -198,9 +199,9 @@ def _table(id: str, title: str, setting: Setting, outliers: str) -> Table:
     return Table(id, title, _COLUMNS, tuple(rows), _caption(setting, lines, outliers), 1)
 
 
-def _name(line: _Line) -> tuple[Cell, Cell]:
-    label = f"{line.entry.method.label}, centred" if line.centred else line.entry.method.label
-    return Cell(label), Cell(f"{line.entry.method.radius:g}")
+def _name(setting: Setting, line: _Line) -> tuple[Cell, Cell]:
+    label = setting.name(line.entry.method)
+    return Cell(f"{label}, centred" if line.centred else label), Cell(f"{line.entry.method.radius:g}")
 
 
 def _comparisons(setting: Setting, line: _Line, outliers: str) -> tuple[Comparison | None, ...]:
@@ -271,7 +272,7 @@ def _full_table(id: str, title: str, setting: Setting, outliers: str) -> Table:
     """The same rows on all outliers, with the other conventions by name."""
     rows, last = [], ""
     for line in _lines(setting, outliers):
-        cells = list(_name(line))
+        cells = list(_name(setting, line))
         for measure in _FULL:
             summary = summarise(list(line.values(outliers, measure, "full").values()))
             spread = "" if summary.std is None else f" ± {rounded(summary.std, scale=100)}"

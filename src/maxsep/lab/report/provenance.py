@@ -8,7 +8,8 @@ from typing import Any
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.durations import format_seconds
 from maxsep.lab.report.collect import Collection, Record
-from maxsep.lab.report.comparison import HEADS, Method, dataset_label, network_label
+from maxsep.lab.report.comparison import HEADS, Method
+from maxsep.lab.report.labels import dataset_label, network_label
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, rounded
 
@@ -52,7 +53,7 @@ DEFINITIONS = (
     (
         "more than noise",
         f"A {TEST} has p < {LEVEL:g}, and keeps it under Holm's correction for the number of tests in the same tables. "
-        "Where only the first is true, the p-value stands with the words before correction. With fewer than "
+        "Where only the first is true, the two p-values stand without a verdict. With fewer than "
         f"{MIN_SEEDS} common seeds a difference is not testable, and no p-value is given. "
         "Seeds change initial weights and the order of images; the training images stay the same.",
     ),

@@ -7,7 +7,8 @@ from typing import Any
 
 from maxsep.lab import recipes
 from maxsep.lab.data.open_set import OpenSet, parse_open_set
-from maxsep.lab.report.comparison import Entry, Setting, dataset_label, network_label
+from maxsep.lab.report.comparison import Entry, Setting
+from maxsep.lab.report.labels import dataset_label, network_label
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.statistics import Comparison, Summary, adjust, compare, summarise
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, seeds_text, signed

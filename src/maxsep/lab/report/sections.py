@@ -101,8 +101,8 @@ def frequency_section(settings: Sequence[Setting]) -> Section | None:
     figures: list[Figure] = []
     for number, setting in enumerate(settings, 1):
         plain = setting.entries.get(Method("plain", 1.0))
-        counts = _class_counts(plain)
-        if setting.spec.imbalance == 1 or plain is None or counts is None:
+        counts = setting.class_counts
+        if not setting.is_tailed or plain is None or not counts or min(counts) == 0:
             continue
         for radius in _radii(setting):
             gains = {
@@ -206,14 +206,6 @@ def _radius_figure(
 
 def _metric(setting: Setting) -> str:
     return validation_metric(setting.spec.imbalance) if setting.spec.validation else "top1"
-
-
-def _class_counts(entry: Entry | None) -> list[int] | None:
-    for record in () if entry is None else entry.records.values():
-        counts = record.metrics.get("class_counts")
-        if counts and all(isinstance(count, int) and count > 0 for count in counts):
-            return list(counts)
-    return None
 
 
 def _class_gains(entry: Entry, plain: Entry, num_classes: int) -> list[float] | None:

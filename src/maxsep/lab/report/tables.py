@@ -161,14 +161,22 @@ def verdict_text(comparison: Comparison) -> str:
 
     >>> verdict_text(Comparison(0.05, 2, None, "not testable"))
     'not testable'
+
+    Behind the p-value stands the corrected one where it is another. Where correction takes a verdict away, only the
+    numbers are left.
+
+    >>> verdict_text(Comparison(0.05, 3, 0.2, "noise", adjusted=0.6))
+    'noise, p = 0.20, corrected 0.60'
     >>> verdict_text(Comparison(0.05, 3, 0.04, "more than noise", adjusted=0.12))
-    'p = 0.040, before correction'
+    'p = 0.040, corrected 0.12'
     """
     if comparison.p is None:
         return comparison.verdict
-    if comparison.passes and not comparison.holds:
-        return f"{p_text(comparison.p)}, before correction"
-    return f"{comparison.verdict}, {p_text(comparison.p)}"
+    words: list[str] = [] if comparison.passes and not comparison.holds else [comparison.verdict]
+    words.append(p_text(comparison.p))
+    if comparison.adjusted not in (None, comparison.p):
+        words.append(f"corrected {p_text(comparison.adjusted).removeprefix('p ').removeprefix('= ')}")
+    return ", ".join(words)
 
 
 def p_text(p: float) -> str:

@@ -124,7 +124,7 @@ def _trained_angles(id: str, setting: Setting) -> Figure | None:
     for method, entry in setting.entries.items():
         vectors = class_vectors(entry.records[min(entry.records)])
         if vectors is not None and len(vectors) > 2 and len(angles) < 5:
-            angles[method.full_label] = pairwise_angles(vectors)
+            angles[setting.full_name(method)] = pairwise_angles(vectors)
             classes = len(vectors)
     if not angles:
         return None
