@@ -64,7 +64,7 @@ def _rows(found: Contest) -> list[str]:
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
     notes = ["scaled is the plain head times the radius: the control. At radius 1 it is plain itself."]
     if len({item.method.loss for item in found.contestants}) > 1:
-        notes.append("Every head is compared with heads of the same loss.")
+        notes.append("Every head is compared with heads of the same loss; losses with one another by the plain head.")
     if found.tests == 1:
         notes.append("Differences in points; p of a paired two-sided t-test.")
     elif found.tests:
@@ -84,7 +84,8 @@ def _row(item: Contestant, groups: Sequence[str], unequal: bool) -> list[str]:
         shots = [rounded(item.groups[group], 1, scale=100) if group in item.groups else EMPTY for group in groups]
         cells[2:2] = [_percent(item.entry, "balanced"), *([" / ".join(shots)] if groups else [])]
     if item.method.head == "plain":
-        return [*cells, "", ""]
+        told = "" if item.over_loss is None else f"{_difference(item.over_loss)} over cross-entropy"
+        return [*cells, told, ""]
     over = _difference(item.over_control) if item.has_control else "= plain" if item.method.head == "maxsep" else ""
     return [*cells, _difference(item.over_plain), over]
 

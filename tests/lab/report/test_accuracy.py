@@ -3,6 +3,7 @@ from maxsep.lab.report.accuracy import CAPTION, accuracy_tables, results
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
 from maxsep.lab.report.sections import accuracy_section
+from maxsep.lab.report.tables import EMPTY
 from maxsep.lab.spec import RunSpec, options
 
 
@@ -141,6 +142,9 @@ def test_where_the_paper_has_no_number_nothing_is_said_about_its_numbers(tmp_pat
     assert accuracy_section(settings_of(collect(run_folders(tmp_path / "mlp", other)).records)).after == ()
 
 
+LOSSES = ("cross-entropy", "logit adjusted")
+
+
 def test_a_block_with_several_losses_names_and_sorts_them(tmp_path, run_folders):
     heads = (("plain", 1.0), ("maxsep", 1.0))
     losses = ("logit_adjusted", "cross_entropy")
@@ -152,7 +156,9 @@ def test_a_block_with_several_losses_names_and_sorts_them(tmp_path, run_folders)
         f"{head} ({loss})" for loss in ("cross-entropy", "logit adjusted") for head in ("plain", "scaled", "maxsep")
     ]
     assert [r.cells[2].text for r in table.rows if r.cells[0].text.startswith("scaled")] == ["= plain"] * 2
-    assert table.caption.endswith(" Heads are compared with heads of the same loss.")
+    assert table.caption.endswith("of the same loss, and plain heads with plain and cross-entropy beside them.")
+    usual, other = (next(r for r in table.rows if r.cells[0].text == f"plain ({loss})") for loss in LOSSES)
+    assert (usual.cells[3].text, other.cells[3].detail.split(":")[0]) == (EMPTY.text, "over cross-entropy")
 
 
 def test_the_caption_says_what_plain_is_for_heads_that_compare_directions(tmp_path, run_folders):

@@ -80,8 +80,12 @@ def test_where_losses_stand_side_by_side_all_are_named(line_up):
     rows = [("maxsep{}, radius 1", "plain{}"), ("scaled{}, radius 0.1", "plain{}"), ("maxsep{}, radius 0.1", "plain{}")]
     rows.append(("maxsep{}, radius 0.1", "scaled{}, radius 0.1"))
     assert [(label, other) for label, other, _ in found.verdicts()] == [
-        tuple(name.format(f" ({loss})") for name in row) for loss in ("cross-entropy", "logit adjusted") for row in rows
+        *(tuple(name.format(" (cross-entropy)") for name in row) for row in rows),
+        ("plain (logit adjusted)", "plain (cross-entropy)"),
+        *(tuple(name.format(" (logit adjusted)") for name in row) for row in rows),
     ]
+    assert found.to_dict()["arms"][4]["over_cross_entropy"]["seeds"] == 3
+    assert found.tests == sum(comparison.p is not None for *_, comparison in found.verdicts())
     alone = line_up(own_data("digits", losses=["logit_adjusted"]).specs(), [])
     assert alone.verdicts()[0][:2] == ("maxsep (logit adjusted), radius 1", "plain (logit adjusted)")
 

@@ -28,7 +28,7 @@ CAPTION = (
     "and its p-value, then the one after Holm's correction for the number of tests in these tables, where it is "
     "another. In colour: what is still more than noise after it."
 )
-_SAME_LOSS = "Heads are compared with heads of the same loss."
+_SAME_LOSS = "Heads are compared with heads of the same loss, and plain heads with plain and cross-entropy beside them."
 _BY_DIRECTION = "For heads that compare directions plain is cosine."
 _CENTRED = (
     "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "
@@ -64,7 +64,8 @@ def _bases(settings: Sequence[Setting]) -> list[str]:
     found = [
         plain.method for s in settings for m in s.entries if (plain := s.plain(m)) is not None and plain.method != m
     ]
-    told = [_SAME_LOSS] if len({(base.loss, base.loss_options) for base in found}) > 1 else []
+    losses = {method.loss for setting in settings for method in setting.entries if method.head == "plain"}
+    told = [_SAME_LOSS] if len({(base.loss, base.loss_options) for base in found}) > 1 or len(losses) > 1 else []
     return [*told, *([_BY_DIRECTION] if any(base.head == "cosine" for base in found) else [])]
 
 
@@ -134,6 +135,9 @@ def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> R
     if remark := _remark(spec, summary):
         ours = dataclasses.replace(ours, notes=(remark,))
     over_plain = gain(tests.get((setting.spec, method, "plain")))
+    if (of_loss := tests.get((setting.spec, method, "loss"))) is not None:
+        found = gain(of_loss)
+        over_plain = dataclasses.replace(found, detail=f"over cross-entropy: {found.detail}")
     over_control = _control_cell(setting, method, tests)
     if echo:
         over_plain, over_control = Cell("= maxsep", "up to rounding", "muted"), EMPTY

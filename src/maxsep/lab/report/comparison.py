@@ -18,6 +18,8 @@ HEADS = (
 )
 MATRIX_HEADS = ("maxsep", "cosine_maxsep", "maxsep_cosine")
 """Heads that are the method: what others are compared with or controls of."""
+_OWN_LOSSES = ("squared_cosine",)
+"""Losses of prototypes that a plain head does not have."""
 BASE_HEADS = ("plain", "scaled", "cosine", "centred_cosine")
 """Heads without the matrix that others are compared with: they need no control."""
 _COSINE_CONTROLS = {
@@ -164,14 +166,15 @@ class Setting:
         return self.name(method) + ("" if method.radius == 1 else f", radius {method.radius:g}")
 
     def plain(self, method: Method) -> Entry | None:
-        """The plain head to compare a method with: trained with the same loss, or else with cross-entropy.
+        """The plain head to compare a method with: trained with the same loss.
 
+        Where no plain head could be, as with the loss of `hpn`, it is the one with cross-entropy.
         For heads that compare directions it is `cosine`, with the same loss.
         """
         if method.head in _COSINE_CONTROLS:
             return self.entries.get(Method("cosine", 1.0, (), method.loss, method.loss_options))
-        same = Method("plain", 1.0, (), method.loss, method.loss_options)
-        return self.entries.get(same) or self.entries.get(Method("plain", 1.0))
+        own = method.loss in _OWN_LOSSES
+        return self.entries.get(Method("plain", 1.0, (), *(() if own else (method.loss, method.loss_options))))
 
     def control(self, method: Method) -> Entry | None:
         """The control of a method: `scaled` at the same radius and with the same loss; at radius 1 it is `plain`.

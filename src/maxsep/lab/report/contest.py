@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import Entry, Method, settings_of, several_losses
-from maxsep.lab.report.family import family
+from maxsep.lab.report.family import Against, family
 from maxsep.lab.report.shots import shots_of
 from maxsep.lab.report.statistics import TEST, Comparison, Summary, mean
 from maxsep.lab.report.tail import class_counts, is_unequal
@@ -28,6 +28,8 @@ class Contestant:
     entry: Entry
     over_plain: Comparison | None
     over_control: Comparison | None
+    over_loss: Comparison | None = None
+    """The plain head with another loss against itself with cross-entropy."""
     names_loss: bool = False
     """Whether labels say cross-entropy, because other losses stand beside it."""
 
@@ -79,6 +81,7 @@ class Contestant:
             "groups": self.groups,
             "over_plain": None if method.head == "plain" else _told(self.over_plain),
             "over_control": _told(self.over_control) if self.has_control else None,
+            "over_cross_entropy": None if self.over_loss is None else _told(self.over_loss),
         }
 
 
@@ -93,7 +96,7 @@ class Contest:
     @property
     def tests(self) -> int:
         """How many tests were made, for which the p-values are corrected."""
-        found = (c for item in self.contestants for c in (item.over_plain, item.over_control))
+        found = (c for item in self.contestants for c in (item.over_plain, item.over_control, item.over_loss))
         return sum(comparison is not None and comparison.p is not None for comparison in found)
 
     @property
@@ -130,6 +133,8 @@ class Contest:
                 rows.append((item.label, item.plain, item.over_plain))
             if item.has_control:
                 rows.append((item.label, item.control, item.over_control))
+            if item.over_loss is not None:
+                rows.append((item.label, Method("plain", 1.0).named(loss=True), item.over_loss))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     """Line up the finished runs of a comparison.
 
     Every p-value is corrected for the number of tests, as in the report of the same runs. Losses do not mix: a head is
-    compared with heads that had the same loss.
+    compared with heads that had the same loss, and losses with one another by the plain head alone.
 
     Args:
         specs: The runs that were asked for, which differ in head, radius, loss and seed.
@@ -160,19 +165,18 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     check_data(records)
     asked = [canonical(spec) for spec in specs]
     done = {record.spec.name for record in records}
-    losses = dict.fromkeys(spec.loss for spec in asked)
-    settings = [s for loss in losses for s in settings_of([r for r in records if r.spec.loss == loss])]
+    methods = list(dict.fromkeys(map(Method.of, asked)))
+    settings = settings_of([record for record in records if Method.of(record.spec) in methods])
     tests = family(settings)
     entries = {method: (setting, entry) for setting in settings for method, entry in setting.entries.items()}
-    methods = list(dict.fromkeys(map(Method.of, asked)))
     named, found = several_losses(methods), []
     for method in methods:
         if method not in entries:
-            found.append(Contestant(Entry(method), None, None, named))
+            found.append(Contestant(Entry(method), None, None, names_loss=named))
             continue
         setting, entry = entries[method]
-        over = {against: tests.get((setting.spec, method, against)) for against in ("plain", "control")}
-        found.append(Contestant(entry, over["plain"], over["control"], named))
+        plain, control, loss = (tests.get((setting.spec, method, against)) for against in get_args(Against))
+        found.append(Contestant(entry, plain, control, loss, named))
     return Contest(tuple(found), tuple(records), tuple(spec for spec in asked if spec.name not in done))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting
 from maxsep.lab.report.statistics import Comparison, adjust
 from maxsep.lab.spec import RunSpec
 
-Against = Literal["plain", "control"]
+Against = Literal["plain", "control", "loss"]
 Family = Mapping[tuple[RunSpec, Method, Against], Comparison]
 
 _TWIN_TOLERANCE = 0.01
@@ -19,13 +19,14 @@ _TWIN_TOLERANCE = 0.01
 def family(settings: Sequence[Setting]) -> Family:
     """Make every comparison that the accuracy tables show, once, with p-values corrected for their number.
 
-    Each method meets the plain head, and each that is not a control meets its control. At radius 1 the control is
-    the plain head, and a twin is maxsep again: a second test of the same numbers would count them twice.
+    Each method meets the plain head, and each that is not a control meets its control; the plain head itself meets
+    plain with cross-entropy, which is what another loss brings. At radius 1 the control is the plain head, and a twin
+    is maxsep again: a second test of the same numbers would count them twice.
     """
     found: dict[tuple[RunSpec, Method, Against], Comparison] = {}
     for setting in settings:
         for method in setting.entries:
-            for against in ("plain", "control"):
+            for against in get_args(Against):
                 comparison = _compare(setting, method, against)
                 if comparison is not None:
                     found[setting.spec, method, against] = comparison
@@ -52,6 +53,9 @@ def _original(setting: Setting, method: Method) -> Entry | None:
 def _compare(setting: Setting, method: Method, against: Against) -> Comparison | None:
     if is_echo(setting, method):
         return None
+    if against == "loss":
+        usual = setting.entries.get(Method("plain", 1.0)) if method.head == "plain" else None
+        return setting.against(method, usual)
     if against == "plain":
         return setting.against(method, setting.plain(method))
     control = None if method.head in BASE_HEADS else setting.control(method)

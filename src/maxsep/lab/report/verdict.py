@@ -31,6 +31,10 @@ class Judged(Protocol):
     def over_control(self) -> Comparison | None:
         """Against the plain head times the same radius."""
 
+    @property
+    def over_loss(self) -> Comparison | None:
+        """Of a plain head with another loss, against plain with cross-entropy."""
+
 
 def verdict(comparison: Comparison | None) -> str:
     """Say what a test found; only what holds after correction for the number of tests is a difference.
@@ -65,7 +69,8 @@ def conclude(judged: Sequence[Judged]) -> list[str]:
     sentences = []
     for loss in losses:
         where = "On this data" if len(losses) == 1 else f"On this data, with the loss {loss},"
-        sentences.append(f"{where} {_sum_up([item for item in judged if item.method.loss == loss])}.")
+        shown = [item for item in judged if item.method.loss == loss]
+        sentences.append(f"{where} {_sum_up(shown)}{_of_loss(shown)}.")
     return sentences
 
 
@@ -103,6 +108,12 @@ def _sum_up(judged: Sequence[Judged]) -> str:
     parts = [*_of_matrix(matrix), *_of_radius(radius, after_nothing=all(map(_quiet, matrix)))]
     parts += [_of_both(at, found) for at, found in both if found is not None and found.holds and at not in explained]
     return "".join(f"{', ' if part.startswith('nor ') else '; '}{part}" for part in parts).removeprefix("; ")
+
+
+def _of_loss(judged: Sequence[Judged]) -> str:
+    """Say what the loss itself brings the plain head, where cross-entropy was trained beside it."""
+    found = next((item.over_loss for item in judged if item.over_loss is not None), None)
+    return "" if found is None else f". With the plain head this loss is, against cross-entropy, {verdict(found)}"
 
 
 def _of_matrix(effects: Sequence[Effect]) -> list[str]:
