@@ -45,6 +45,15 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
     return f"{FOLDER}{folder}{address.removeprefix(path)}"
 
 
+def is_folder(given: str, root: str | Path | None = None) -> bool:
+    """Whether a name that is none of `NAMES` is the path of a folder, here or in the data folder.
+
+    >>> is_folder("digits"), is_folder("no/such/folder")
+    (False, False)
+    """
+    return bool(given) and given not in NAMES and _folder(given, root).is_dir()
+
+
 def describe_test(dataset: str) -> str:
     """Say where the test images of a dataset come from, to be put behind their number.
 
