@@ -115,7 +115,8 @@ class RunSpec:
         _require(rate > 0 and math.isfinite(rate), "head_rate", rate, "a positive finite number")
         first = self.start_from
         if first is None:
-            _require(self.backbone == "trained", "backbone", self.backbone, "'trained' unless start_from names a run")
+            allowed = "'trained' unless start_from (--from) names a run"
+            _require(self.backbone == "trained", "backbone", self.backbone, allowed)
             return
         if differing := [name for name in _SHARED if getattr(first, name) != getattr(self, name)]:
             raise ValueError(
@@ -132,6 +133,16 @@ class RunSpec:
         network = self.network.replace("/", "_")
         stage = "" if self.start_from is None else f"-stage{self.stage}"
         return f"{dataset}{tail}-{network}-{head}{stage}-s{self.seed}-{self.digest}"
+
+    @property
+    def title(self) -> str:
+        """The name as it is told to people: with the loss and its options, unless it is mere cross-entropy.
+
+        >>> RunSpec(loss="ldam", loss_options=options(max_margin=0.4)).title.split("-")[-1][10:]
+        ' (ldam, max_margin=0.4)'
+        """
+        told = [self.loss, *(f"{key}={value}" for key, value in self.loss_options)]
+        return self.name if told == ["cross_entropy"] else f"{self.name} ({', '.join(told)})"
 
     @property
     def stage(self) -> int:

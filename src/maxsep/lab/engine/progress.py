@@ -60,8 +60,8 @@ class Lines(Progress):
             self.note(describe(self._spec, row))
 
     def note(self, text: str) -> None:
-        """Print a line that begins with the run's name."""
-        print(f"{self._spec.name}: {text}", file=self._stream, flush=True)
+        """Print a line that begins with the run's name and loss."""
+        print(f"{self._spec.title}: {text}", file=self._stream, flush=True)
 
 
 class Bar(Progress):
@@ -81,7 +81,7 @@ class Bar(Progress):
             TextColumn("{task.fields[status]}"),
             console=Console(file=stream),
         )
-        self._task = self._bar.add_task(spec.name, total=None, status="")
+        self._task = self._bar.add_task(spec.title, total=None, status="")
 
     def __enter__(self) -> Progress:
         self._bar.start()
