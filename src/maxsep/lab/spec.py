@@ -15,7 +15,7 @@ RATES = {"sgd": 0.1, "adamw": 1e-3}
 """The learning rate of each optimiser where a user names none."""
 LDAM_SCALE = 30.0
 """By what the loss `ldam` multiplies its cosines where its options name no `scale`."""
-_SHARED = (
+SHARED_BY_STAGES = (
     *("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test"),
     *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),
 )
@@ -118,9 +118,9 @@ class RunSpec:
             allowed = "'trained' unless start_from (--from) names a run"
             _require(self.backbone == "trained", "backbone", self.backbone, allowed)
             return
-        if differing := [name for name in _SHARED if getattr(first, name) != getattr(self, name)]:
+        if differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]:
             raise ValueError(
-                f"a run and the run it starts from must agree in {', '.join(_SHARED)}; these differ in "
+                f"a run and the run it starts from must agree in {', '.join(SHARED_BY_STAGES)}; these differ in "
                 f"{', '.join(differing)}. Change both, as RunSpec.replace does."
             )
 
@@ -204,7 +204,7 @@ class RunSpec:
         'plain'
         """
         if self.start_from is not None and "start_from" not in changes:
-            shared = {name: value for name, value in changes.items() if name in _SHARED}
+            shared = {name: value for name, value in changes.items() if name in SHARED_BY_STAGES}
             changes = changes | {"start_from": self.start_from.replace(**shared)}
         return dataclasses.replace(self, **changes)
 

@@ -46,12 +46,13 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
 
 
 def is_folder(given: str, root: str | Path | None = None) -> bool:
-    """Whether a name that is none of `NAMES` is the path of a folder, here or in the data folder.
+    """Whether a name that says no dataset already is the path of a folder, here or in the data folder.
 
     >>> is_folder("digits"), is_folder("no/such/folder")
     (False, False)
     """
-    return bool(given) and given not in NAMES and _folder(given, root).is_dir()
+    said = not given or given in NAMES or given.startswith((FOLDER, "osr_"))
+    return not said and _folder(given, root).is_dir()
 
 
 def describe_test(dataset: str) -> str:
