@@ -173,6 +173,18 @@ def test_a_run_to_start_from_must_be_there_and_finished(finished, tmp_path):
         second_stage({}, half)
 
 
+def test_pictures_that_changed_are_no_second_stage(tail, monkeypatch):
+    spec = first_stage(PLAIN | {"dataset": "folder:tail?size=8", "epochs": 1}, tail)
+    folder = train(spec, data_root=tail, runs=tail.parent / "runs", progress=False)
+    assert second_stage({}, folder, tail).start_from == spec
+    (tail / "tail" / "seldom" / "0.png").unlink()
+    told = r"the images of folder:tail\?size=8 have changed since .* was trained: .* Train the first stage anew"
+    with pytest.raises(ValueError, match=told):
+        second_stage({}, folder, tail)
+    shutil.rmtree(tail / "tail")
+    assert second_stage({}, folder, tail).start_from == spec, "what is not there says nothing; reading it will"
+
+
 def test_a_second_stage_lies_beside_its_first(finished, tmp_path, monkeypatch):
     spec = second_stage({}, finished)
     assert beside(finished, spec, None) == beside(finished, spec, finished.parent) == finished.parent

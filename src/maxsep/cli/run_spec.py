@@ -43,9 +43,16 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
         start: The folder of the finished run.
         data: The data folder.
     """
+    from maxsep.lab.data.given import given_files
     from maxsep.lab.engine import load_run
 
-    first = load_run(start).spec
+    run = load_run(start)
+    first = run.spec
+    if len({run.metrics.get("files"), given_files(first.dataset, data)} - {None}) > 1:
+        raise ValueError(
+            f"the images of {first.dataset} have changed since {start} was trained: files of other names or sizes. "
+            "Train the first stage anew, with another --runs."
+        )
     own = {name: value for name, value in given.items() if name not in SHARED_BY_STAGES}
     for name in given.keys() - own.keys():
         value = _named(given[name], data) if name == "dataset" else given[name]

@@ -77,20 +77,20 @@ def given_counts(dataset: str) -> list[int] | None:
     return _of_folder(dataset, train_counts)
 
 
-def given_files(dataset: str) -> str | None:
+def given_files(dataset: str, root: str | Path | None = None) -> str | None:
     """Digest the names and sizes of a folder's pictures, as `Data.files` of what `load` reads; else as `given_counts`.
 
     >>> given_files("digits") is None
     True
     """
-    return _of_folder(dataset, files_mark)
+    return _of_folder(dataset, files_mark, root)
 
 
-def _of_folder(dataset: str, ask: Callable[[Path], _T]) -> _T | None:
+def _of_folder(dataset: str, ask: Callable[[Path], _T], root: str | Path | None = None) -> _T | None:
     if not dataset.startswith(FOLDER):
         return None
     try:
-        return ask(_folder(dataset.removeprefix(FOLDER)))
+        return ask(_folder(dataset.removeprefix(FOLDER), root))
     except (OSError, ValueError):
         return None
 

@@ -65,7 +65,7 @@ class Lines(Progress):
 
 
 class Bar(Progress):
-    """A bar that counts steps and shows the last evaluation."""
+    """A bar that counts steps and shows the last evaluation; with the loss, its name would leave it no room."""
 
     def __init__(self, spec: RunSpec, stream: TextIO) -> None:
         from rich.console import Console
@@ -81,7 +81,7 @@ class Bar(Progress):
             TextColumn("{task.fields[status]}"),
             console=Console(file=stream),
         )
-        self._task = self._bar.add_task(spec.title, total=None, status="")
+        self._task = self._bar.add_task(spec.name, total=None, status="")
 
     def __enter__(self) -> Progress:
         self._bar.start()
