@@ -119,6 +119,17 @@ def test_losses_radii_and_a_long_tail(call, tmp_path):
     assert all(0 < arm["balanced"]["mean"] < 1 for arm in told["arms"])
 
 
+def test_the_loss_is_told_beside_a_run_and_is_no_part_of_its_name(call, tmp_path):
+    losses = ["--loss", "cross_entropy,logit_adjusted", "--radius", 1, "--seeds", 1]
+    places = ["--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    planned = call("compare", *SHORT, *losses, *places, "--dry-run").splitlines()
+    assert [line.endswith(" (logit_adjusted)") for line in planned[:4]] == [False, False, True, True]
+    told = call("compare", *SHORT, *losses, *places, "--budget", "0.001s")
+    assert re.search(r"left for next time .*: digits-mlp-plain-s0-\w{10}$", told, re.M)
+    assert re.search(r"left for next time .*: digits-mlp-plain-s0-\w{10} \(logit_adjusted\)$", told, re.M)
+    assert re.search(r"missing.*: digits-mlp-plain-s0-\w{10}, digits-mlp-maxsep-s0-\w{10}, .* \(logit_adjusted\)", told)
+
+
 def test_two_processes_share_the_runs(call, tmp_path):
     arguments = ["compare", *SHORT, "--seeds", 2, "--radius", 1, "--radius", "0.1"]
     arguments += ["--runs", tmp_path / "runs", "--out", tmp_path / "out", "--jobs", 2, "--json"]
@@ -248,6 +259,10 @@ def test_runs_that_say_nothing_of_their_files_are_compared_by_counts(compare_fol
         (["--radius", "1,big"], "--radius must be numbers with commas, such as 1,0.1, got '1,big'"),
         (["--radius", "0"], "radius must be a positive finite number, got 0.0"),
         (["--loss", "ldam"], "unknown loss 'ldam' for a comparison. Known: cross_entropy"),
+        (
+            ["--loss", "logit_adjusted,balanced_softmax"],
+            "balanced_softmax and logit_adjusted (tau 1) are the same function, got both: train one of them",
+        ),
         (["--loss", "cross_entropy,"], "--loss must name values with commas between them"),
         (["--network", "nope"], "unknown network 'nope'"),
         (["--network", "convnet"], "convnet needs images of at least 16 x 16 pixels, got 8 x 8"),

@@ -1,6 +1,6 @@
 from maxsep.cli.show import events
 from maxsep.lab.outcome import Event
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RunSpec, options
 
 
 def told(capsys, kind, seconds=3.6, message=""):
@@ -16,6 +16,15 @@ def test_a_line_for_each_event(capsys):
     assert told(capsys, "failed", message="RuntimeError: no") == "[2/4] FAILED: RuntimeError: no"
     assert told(capsys, "elsewhere") == f"[2/4] in the hands of another process: {name}"
     assert told(capsys, "skipped") == ""
+
+
+def test_the_loss_is_told_where_it_is_no_cross_entropy(capsys):
+    spec = RunSpec(loss="logit_adjusted", loss_options=options(tau=2.0))
+    for kind in ("start", "postponed", "elsewhere"):
+        events()(Event(kind, spec, 1, 1, 1.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(f"{spec.name} (logit_adjusted, tau=2.0)" in line for line in lines)
 
 
 def test_what_partners_have_in_hand_is_no_news(capsys):

@@ -1,6 +1,12 @@
 import json
+import re
 
 import pytest
+from PIL import Image
+
+from maxsep import heads
+from maxsep.cli.train import EPILOG
+from maxsep.lab.spec import RunSpec
 
 
 def test_a_run_that_diverges_leaves_its_reason(call, invoke, tmp_path):
@@ -22,6 +28,91 @@ def test_options_reach_the_spec(call, asked, tmp_path):
     call("train", "--runs", tmp_path, "--momentum", 0.5, "--nesterov", "--mixup", 1, "--precision", "bf16-mixed")
     ((spec, _),) = asked
     assert (spec.momentum, spec.nesterov, spec.mixup, spec.precision) == (0.5, True, 1.0, "bf16-mixed")
+
+
+def test_options_of_the_loss_reach_the_spec(call, asked, tmp_path):
+    ldam = ["--head", "cosine", "--loss", "ldam", "--loss-option", "reweight=effective"]
+    call("train", "--runs", tmp_path, *ldam, "--loss-option", "reweight_from=16", "--sampler", "class_balanced")
+    ((spec, _),) = asked
+    assert (spec.loss, spec.sampler) == ("ldam", "class_balanced")
+    assert spec.loss_options == (("reweight", "effective"), ("reweight_from", 16))
+
+
+def test_nothing_is_renamed_where_no_new_option_is_used(call, asked, tmp_path):
+    call("train", "--runs", tmp_path, "--device", "cpu")
+    assert asked[0][0] == RunSpec()
+
+
+def test_the_loss_is_told_beside_the_folder(call, tmp_path):
+    told = call("train", "--runs", tmp_path, "--epochs", 1, "--loss", "logit_adjusted", "--loss-option", "tau=2")
+    (folder,) = tmp_path.glob("*/result.json")
+    assert told.endswith(f"{folder.parent} (logit_adjusted, tau=2.0)\n")
+
+
+def test_help_names_every_head(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert f"{', '.join(heads.names())}." in call("train", "--help")
+
+
+def test_the_examples_of_the_help_are_commands(call, asked, run, pictures, tmp_path):
+    pictures.rename(tmp_path / "photos")
+    for example in re.findall(r"maxsep (train .*?)[;.](?: |$)", EPILOG):
+        call(*example.replace("runs/NAME", run["run"]).split())
+    assert [spec.stage for spec, _ in asked] == [1, 1, 2]
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A folder of 20 images in two classes, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("dark", "light"):
+        (tmp_path / "tail" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (8, 8), ((name == "light") * 200 + i,) * 3).save(tmp_path / "tail" / name / f"{i}.png")
+    return tmp_path / "tail"
+
+
+@pytest.mark.parametrize("dataset", ["tail?size=8", "folder:tail?size=8", "./tail/?size=8"])
+def test_a_folder_is_trained_in_small_batches_which_are_told_first(call, pictures, dataset):
+    told = call("train", "--dataset", dataset, "--epochs", 1, "--device", "cpu")
+    first = "folder:tail?size=8: 16 training images, batches of 16 (--batch-size names another size)"
+    assert told.splitlines()[0] == first
+    (path,) = pictures.parent.glob("runs/*/spec.json")
+    assert json.loads(path.read_text())["batch_size"] == 16
+
+
+def test_json_is_nothing_but_json(call, pictures):
+    json.loads(call("train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--json"))
+
+
+@pytest.mark.parametrize("size", [16, 512])
+def test_a_batch_of_all_images_is_warned_of(call, asked, pictures, size):
+    with pytest.warns(UserWarning, match="^the batch holds all 16 training images: one step an epoch"):
+        told = call("train", "--dataset", "tail?size=8", "--batch-size", size)
+    assert "batches of" not in told
+    call("train", "--dataset", "tail?size=8", "--batch-size", 15)
+    assert [spec.batch_size for spec, _ in asked] == [size, 15]
+
+
+def test_so_is_one_of_a_known_dataset(call, asked, tmp_path):
+    with pytest.warns(UserWarning, match="^the batch holds all 1,198 training images"):
+        call("train", "--runs", tmp_path, "--batch-size", 1198)
+    call("train", "--runs", tmp_path, "--imbalance", 0.02)  # fewer than 512, but that is nobody's choice
+    assert [spec.batch_size for spec, _ in asked] == [1198, 512]
+
+
+def test_a_second_stage_goes_on_from_the_weights_of_the_first(call, tmp_path):
+    first = json.loads(call("train", "--epochs", 3, "--head", "plain", "--runs", tmp_path, "--device", "cpu", "--json"))
+    stage = ["train", "--from", first["run"], "--epochs", 1, "--backbone", "frozen", "--learning-rate", 1e-6]
+    told = call(*stage, "--sampler", "class_balanced", "--logit-scaling", "--head-rate", 0.5, "--device", "cpu")
+    (folder,) = tmp_path.glob("*-stage2-*")
+    assert told.rstrip().endswith(str(folder)), "it lies beside the first, whatever --runs is by default"
+    second = json.loads((folder / "result.json").read_text())
+    assert second["spec"]["start_from"]["epochs"] == 3
+    assert second["spec"]["batch_size"] == RunSpec().batch_size
+    assert second["metrics"]["top1"] == pytest.approx(first["metrics"]["top1"], abs=0.01)
+    again = call(*stage, "--sampler", "class_balanced", "--logit-scaling", "--head-rate", 0.5, "--device", "cpu")
+    assert again.startswith("this run was finished before; nothing was trained")
 
 
 @pytest.mark.parametrize(("optimiser", "rate"), [("sgd", 0.1), ("adamw", 0.001)])
@@ -52,6 +143,16 @@ def test_adamw_without_nesterov_is_adamw(call, asked, tmp_path):
         (["--optimiser", "adamw", "--momentum", 0.9], "adamw has no --momentum and no --nesterov. Leave them out"),
         (["--optimiser", "adamw", "--nesterov"], "or use --optimiser sgd"),
         (["--precision", "16-mixed", "--device", "cpu"], "'16-mixed' needs a CUDA device"),
+        (["--loss-option", "tau=1"], "does not take the options ['tau']. Known: label_smoothing=0."),
+        (["--loss", "hinge", "--loss-option", "a=1"], "unknown loss 'hinge'. Known: balanced_softmax, "),
+        (["--loss-option", "label_smoothing=2"], "label_smoothing must be a number in [0, 1], got 2.0"),
+        (["--sampler", "balanced"], "sampler must be one of instance, class_balanced, got 'balanced'"),
+        (["--backbone", "frozen"], "backbone must be 'trained' unless start_from (--from) names a run, got 'frozen'"),
+        (["--from", "runs/nowhere"], "there is no folder runs/nowhere. Name the folder of a run"),
+        (
+            ["--dataset", "folder:nowhere"],
+            "'nowhere' is neither a known dataset (digits, cifar10, cifar100, svhn) nor a",
+        ),
         (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
     ],
 )

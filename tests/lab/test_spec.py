@@ -79,7 +79,7 @@ def test_data_held_out_for_calibration_names_another_run():
         ({"mixup": -1.0}, "mixup must be 0 or a positive finite number, got -1.0"),
         ({"sampler": "random"}, "sampler must be one of instance, class_balanced, got 'random'"),
         ({"backbone": "cold"}, "backbone must be one of trained, frozen, frozen_shifted_norm, got 'cold'"),
-        ({"backbone": "frozen"}, "backbone must be 'trained' unless start_from names a run, got 'frozen'"),
+        ({"backbone": "frozen"}, "backbone must be 'trained' unless start_from (--from) names a run, got 'frozen'"),
         ({"head_rate": 0.0}, "head_rate must be a positive finite number, got 0.0"),
         ({"start_from": RunSpec(seed=1, head="plain")}, "these differ in head, seed. Change both"),
     ],
@@ -104,3 +104,11 @@ def test_the_loss_decides_by_what_logits_are_multiplied_to_be_probabilities(loss
     spec = RunSpec(loss=loss, loss_options=options(**given))
     assert spec.softmax_scale == scale
     assert "softmax_scale" not in spec.to_dict(), "a field would rename every run"
+
+
+def test_a_title_is_the_name_and_any_loss_but_mere_cross_entropy():
+    assert RunSpec().title == RunSpec().name
+    smooth = RunSpec(loss_options=options(label_smoothing=0.1))
+    assert smooth.title == f"{smooth.name} (cross_entropy, label_smoothing=0.1)"
+    balanced = RunSpec(loss="balanced_softmax")
+    assert balanced.title == f"{balanced.name} (balanced_softmax)"

@@ -42,7 +42,11 @@ def command(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm; fewer than 3 cannot be tested.")] = 3,
     radius: Annotated[list[str] | None, typer.Option(help="Radii, with commas or repeated; by default 1,0.1.")] = None,
     loss: Annotated[
-        list[str] | None, typer.Option(help="cross_entropy, logit_adjusted, ...; with commas or repeated.")
+        list[str] | None,
+        typer.Option(
+            help="cross_entropy, label_aware_smoothing, and one of logit_adjusted and balanced_softmax, which are the "
+            "same function (tau is 1); with commas or repeated."
+        ),
     ] = None,
     imbalance: Annotated[float, typer.Option(help="Cuts a long tail; 1 leaves the data as it is.")] = 1.0,
     augmentation: Annotated[
@@ -160,7 +164,7 @@ def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary | No
     else:
         _show(found, specs, page)
     for spec, message in failed:
-        typer.echo(f"failed: {spec.name}: {message}", err=True)
+        typer.echo(f"failed: {spec.title}: {message}", err=True)
 
 
 def _show(found: Contest, specs: Sequence[RunSpec], page: Path | None) -> None:
@@ -168,7 +172,7 @@ def _show(found: Contest, specs: Sequence[RunSpec], page: Path | None) -> None:
 
     typer.echo("\n".join(["", *table(found, specs), "", *found.conclusion, *found.cautions]))
     if found.missing:
-        names = [spec.name for spec in found.missing]
+        names = [spec.title for spec in found.missing]
         told = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
         typer.echo(f"{len(names)} of {len(specs)} runs are missing, and the same command goes on with them: {told}")
     if page is not None:

@@ -24,7 +24,7 @@ def arguments(context: typer.Context, without: Sequence[str] = (), *, typed: boo
     written: list[str] = []
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if parameter.name in without or value is None or (typed and not _was_typed(context, parameter.name)):
+        if parameter.name in without or value is None or (typed and not was_typed(context, parameter.name)):
             continue
         if parameter.param_type_name == "argument":
             written.append(str(value))
@@ -37,7 +37,8 @@ def arguments(context: typer.Context, without: Sequence[str] = (), *, typed: boo
     return written
 
 
-def _was_typed(context: typer.Context, name: str | None) -> bool:
+def was_typed(context: typer.Context, name: str | None) -> bool:
+    """Whether a parameter of a running command was given on its command line, and is no default."""
     source = context.get_parameter_source(name or "")
     return source is not None and source.name == "COMMANDLINE"
 

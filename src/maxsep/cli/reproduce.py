@@ -98,7 +98,7 @@ def _tell(summary: Summary, page: Path | None, as_json: bool) -> None:
     if SHARED not in os.environ:
         typer.echo(str(summary))
     for spec, message in summary.failed:
-        typer.echo(f"failed: {spec.name}: {message}", err=True)
+        typer.echo(f"failed: {spec.title}: {message}", err=True)
     if page is not None:
         typer.echo(f"report: {page}")
 

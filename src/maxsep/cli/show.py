@@ -21,13 +21,13 @@ def events(shared: bool = False) -> Callable[[Event], None]:
     def tell(event: Event) -> None:
         place = f"[{event.index}/{event.total}]"
         if event.kind == "start":
-            typer.echo(f"{place} {event.spec.name}  (about {format_seconds(event.seconds)})")
+            typer.echo(f"{place} {event.spec.title}  (about {format_seconds(event.seconds)})")
         elif event.kind == "postponed" and not shared:
-            typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.name}")
+            typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.title}")
         elif event.kind == "failed":
             typer.echo(f"{place} FAILED: {event.message}")
         elif event.kind == "elsewhere" and not shared:
-            typer.echo(f"{place} in the hands of another process: {event.spec.name}")
+            typer.echo(f"{place} in the hands of another process: {event.spec.title}")
         elif event.kind == "finished":
             typer.echo(f"{place} done in {format_seconds(event.seconds)}")
 
@@ -45,7 +45,7 @@ def plan_table(planned: Sequence[PlannedRun], as_json: bool) -> None:
         return
     for run in planned:
         time = "-" if run.state == "finished" else format_seconds(run.estimate.seconds)
-        typer.echo(f"{run.state:>10}  {time:>13}  {run.spec.name}")
+        typer.echo(f"{run.state:>10}  {time:>13}  {run.spec.title}")
     left = [run for run in planned if run.state != "finished"]
     basis = sorted({run.estimate.basis for run in left})
     total = format_seconds(sum(run.estimate.seconds for run in left))

@@ -3,62 +3,106 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from maxsep import heads
+from maxsep.cli.jobs import was_typed
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
-from maxsep.lab.spec import RATES, RunSpec
+from maxsep.cli.run_spec import beside, count_images, first_stage, second_stage
+from maxsep.lab.spec import BACKBONES, RATES, SAMPLERS, RunSpec
 
 if TYPE_CHECKING:
     from maxsep.lab.engine import RunResult
 
-EPILOG = "Example: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1"
+EPILOG = (
+    "Examples: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1; "
+    "maxsep train --dataset folder:photos --head cosine --loss ldam --loss-option reweight_from=16; "
+    "maxsep train --from runs/NAME --epochs 10 --sampler class_balanced --backbone frozen_shifted_norm."
+)
 _DEFAULT = RunSpec()
+
+Dataset = Annotated[
+    str, typer.Option(help="digits, cifar10, cifar100, svhn, or folder:PATH?size=64 with a folder a class.")
+]
+Network = Annotated[
+    str, typer.Option(help="mlp, convnet, resnet34, resnet32, wrn40_2, vgg32, torchvision/NAME, timm/NAME.")
+]
+Loss = Annotated[
+    str,
+    typer.Option(
+        help="cross_entropy, balanced_softmax, logit_adjusted, ldam (for heads with cosine logits), "
+        "label_aware_smoothing or squared_cosine (for the head hpn)."
+    ),
+]
+LossOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the loss, such as reweight_from=16 of ldam, tau=1.5 of logit_adjusted, label_smoothing=0.1 "
+        "of cross_entropy; with commas or repeated. An unknown name is answered with all that the loss has.",
+    ),
+]
+Augmentation = Annotated[str, typer.Option(help="none, crop_flip, crop_flip_rotate, crop_flip_auto_cutout, ...")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"By default {_DEFAULT.batch_size}; for a folder 16 to 128, by the number of images."),
+]
+Rate = Annotated[float | None, typer.Option(help=f"By default {RATES['sgd']:g} for sgd, {RATES['adamw']:g} for adamw.")]
+Precision = Annotated[
+    str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed (GPU), ...; by default bf16-mixed on a GPU.")
+]
+Calibration = Annotated[
+    float, typer.Option(help="Part of the training data that sets the threshold of maxsep predict.")
+]
+Start = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="RUN",
+        help="Folder of a finished run whose weights this one starts from: a second stage. What is not given is as it "
+        "was there.",
+    ),
+]
+Backbone = Annotated[
+    str, typer.Option(help=f"{', '.join(BACKBONES)} (its batch normalisation follows the batches): of a second stage.")
+]
+Scaling = Annotated[bool, typer.Option("--logit-scaling", help="Train a factor for every logit, started at 1.")]
+HeadRate = Annotated[float, typer.Option(help="The head's learning rate over that of everything else.")]
 
 
 def command(
-    dataset: Annotated[
-        str, typer.Option(help="digits, cifar10, cifar100, svhn, or folder:PATH?size=64 with a folder a class.")
-    ] = _DEFAULT.dataset,
+    context: typer.Context,
+    dataset: Dataset = _DEFAULT.dataset,
     imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
-    network: Annotated[
-        str, typer.Option(help="mlp, convnet, resnet34, resnet32, wrn40_2, vgg32, torchvision/NAME, timm/NAME.")
-    ] = "mlp",
-    head: Annotated[str, typer.Option(help="maxsep, plain, scaled, centred, twin, etf, ...")] = _DEFAULT.head,
+    network: Network = "mlp",
+    head: Annotated[str, typer.Option(help=f"{', '.join(heads.names())}.")] = _DEFAULT.head,
     radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,
-    loss: Annotated[
-        str,
-        typer.Option(
-            help="cross_entropy, balanced_softmax, logit_adjusted, ldam (for heads with cosine logits), "
-            "label_aware_smoothing or squared_cosine (for the head hpn)."
-        ),
-    ] = _DEFAULT.loss,
-    augmentation: Annotated[
-        str, typer.Option(help="none, crop_flip, crop_flip_rotate, crop_flip_auto_cutout, ...")
-    ] = _DEFAULT.augmentation,
+    loss: Loss = _DEFAULT.loss,
+    loss_option: LossOption = None,
+    augmentation: Augmentation = _DEFAULT.augmentation,
     epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
-    batch_size: Annotated[int, typer.Option(min=1)] = _DEFAULT.batch_size,
+    batch_size: BatchSize = None,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
-    learning_rate: Annotated[
-        float | None, typer.Option(help=f"By default {RATES['sgd']:g} for sgd, {RATES['adamw']:g} for adamw.")
-    ] = None,
+    learning_rate: Rate = None,
     momentum: Annotated[float | None, typer.Option(help=f"Of sgd; by default {_DEFAULT.momentum:g}.")] = None,
     nesterov: Annotated[bool | None, typer.Option("--nesterov/--no-nesterov", help="Of sgd.")] = None,
     weight_decay: Annotated[float, typer.Option()] = _DEFAULT.weight_decay,
     schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
     mixup: Annotated[float, typer.Option(help="Strength of mixup, 0 for none; 1 is usual.")] = _DEFAULT.mixup,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="32-true, bf16-mixed, 16-mixed (GPU), ...; by default bf16-mixed on a GPU."),
-    ] = None,
+    sampler: Annotated[str, typer.Option(help=f"{' or '.join(SAMPLERS)}: every class equally often.")] = SAMPLERS[0],
+    precision: Precision = None,
     validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
-    calibration: Annotated[
-        float, typer.Option(help="Part of the training data that sets the threshold of maxsep predict.")
-    ] = 0.0,
+    calibration: Calibration = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
+    start: Start = None,
+    backbone: Backbone = _DEFAULT.backbone,
+    logit_scaling: Scaling = False,
+    head_rate: HeadRate = _DEFAULT.head_rate,
     data: Data = None,
     download: Download = False,
     runs: Runs = Path("runs"),
@@ -67,24 +111,32 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train one network with one head; a finished run is not trained again, a broken one goes on."""
-    spec = RunSpec(
-        dataset=dataset, imbalance=imbalance, network=network, head=head, radius=radius, loss=loss,
-        augmentation=augmentation, epochs=epochs, batch_size=batch_size, optimiser=optimiser,
-        weight_decay=weight_decay, schedule=schedule, mixup=mixup, validation=validation, calibration=calibration,
-        seed=seed, precision=precision or default_precision(device),
-        **_of_optimiser(optimiser, learning_rate, momentum, nesterov),
-    )  # fmt: skip
+    # options have the names of the spec's fields
+    given = {name: value for name, value in context.params.items() if name in RunSpec.__dataclass_fields__}
+    typed = {name for name in context.params if was_typed(context, name)}
+    if loss_option:
+        given["loss_options"], typed = loss_option, typed | {"loss_options"}
+    if start is None:
+        spec = first_stage(given | {"precision": precision or default_precision(device)}, data)
+    else:
+        spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
+        runs = beside(start, spec, runs if "runs" in typed else None)
+    _announce(spec, typed, data, as_json)
     more = {"download": True} if download else {}
-    _train(spec, runs, as_json, data_root=data, execution=execution(device, fast, [network]), **more)
+    _train(spec, runs, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
 
 
-def _of_optimiser(name: str, rate: float | None, momentum: float | None, nesterov: bool | None) -> dict[str, Any]:
-    """Fill in what was not given; momentum is none of AdamW's numbers, and to want no Nesterov is what it does."""
-    if name == "adamw" and (momentum is not None or nesterov):
-        raise ValueError("adamw has no --momentum and no --nesterov. Leave them out, or use --optimiser sgd.")
-    usual = RATES.get(name, _DEFAULT.learning_rate)
-    given = {"momentum": momentum, "nesterov": nesterov}
-    return {"learning_rate": usual if rate is None else rate} | {k: v for k, v in given.items() if v is not None}
+def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) -> None:
+    """Say which size of batches was chosen where none was given, and warn of one that leaves an epoch a single step."""
+    images = count_images(spec, data) if spec.start_from is None else None
+    if images is None:
+        return
+    if "batch_size" not in typed and spec.dataset.startswith("folder:") and not as_json:
+        chosen = f"batches of {spec.batch_size} (--batch-size names another size)"
+        typer.echo(f"{spec.dataset}: {images:,} training images, {chosen}")
+    if "batch_size" in typed and spec.batch_size >= images:
+        told = f"the batch holds all {images:,} training images: one step an epoch. A smaller --batch-size learns more."
+        warnings.warn(told, stacklevel=2)
 
 
 def _train(spec: RunSpec, runs: Path, as_json: bool, **settings: Any) -> None:
@@ -105,10 +157,11 @@ def _tell(run: RunResult, there: bool, as_json: bool) -> None:
         return
     if there:
         typer.echo("this run was finished before; nothing was trained")
+    told = f"{run.folder}{run.spec.title.removeprefix(run.spec.name)}"
     where = "held-out data" if run.spec.validation else "the test set"
     _, height, width = run.preprocessing["shape"]
     size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
-    typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {run.folder}")
+    typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {told}")
     if unknown is not None:
         score = unknown["score"]
         limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"

@@ -15,7 +15,7 @@ RATES = {"sgd": 0.1, "adamw": 1e-3}
 """The learning rate of each optimiser where a user names none."""
 LDAM_SCALE = 30.0
 """By what the loss `ldam` multiplies its cosines where its options name no `scale`."""
-_SHARED = (
+SHARED_BY_STAGES = (
     *("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test"),
     *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),
 )
@@ -115,11 +115,12 @@ class RunSpec:
         _require(rate > 0 and math.isfinite(rate), "head_rate", rate, "a positive finite number")
         first = self.start_from
         if first is None:
-            _require(self.backbone == "trained", "backbone", self.backbone, "'trained' unless start_from names a run")
+            allowed = "'trained' unless start_from (--from) names a run"
+            _require(self.backbone == "trained", "backbone", self.backbone, allowed)
             return
-        if differing := [name for name in _SHARED if getattr(first, name) != getattr(self, name)]:
+        if differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]:
             raise ValueError(
-                f"a run and the run it starts from must agree in {', '.join(_SHARED)}; these differ in "
+                f"a run and the run it starts from must agree in {', '.join(SHARED_BY_STAGES)}; these differ in "
                 f"{', '.join(differing)}. Change both, as RunSpec.replace does."
             )
 
@@ -132,6 +133,16 @@ class RunSpec:
         network = self.network.replace("/", "_")
         stage = "" if self.start_from is None else f"-stage{self.stage}"
         return f"{dataset}{tail}-{network}-{head}{stage}-s{self.seed}-{self.digest}"
+
+    @property
+    def title(self) -> str:
+        """The name as it is told to people: with the loss and its options, unless it is mere cross-entropy.
+
+        >>> RunSpec(loss="ldam", loss_options=options(max_margin=0.4)).title.split("-")[-1][10:]
+        ' (ldam, max_margin=0.4)'
+        """
+        told = [self.loss, *(f"{key}={value}" for key, value in self.loss_options)]
+        return self.name if told == ["cross_entropy"] else f"{self.name} ({', '.join(told)})"
 
     @property
     def stage(self) -> int:
@@ -193,7 +204,7 @@ class RunSpec:
         'plain'
         """
         if self.start_from is not None and "start_from" not in changes:
-            shared = {name: value for name, value in changes.items() if name in _SHARED}
+            shared = {name: value for name, value in changes.items() if name in SHARED_BY_STAGES}
             changes = changes | {"start_from": self.start_from.replace(**shared)}
         return dataclasses.replace(self, **changes)
 

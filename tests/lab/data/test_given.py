@@ -5,7 +5,7 @@ from PIL import Image
 
 from maxsep.lab.data import digits, folder, load
 from maxsep.lab.data.folder import own_test, train_counts
-from maxsep.lab.data.given import describe_test, given_counts, given_files, name_data
+from maxsep.lab.data.given import describe_test, given_counts, given_files, is_folder, name_data
 
 
 def fill(folder, **sizes):
@@ -100,3 +100,18 @@ def test_the_files_of_a_folder_have_one_mark_however_they_are_asked_for(pictures
 def test_a_folder_without_classes_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="needs at least two class folders with images in them"):
         name_data(str(tmp_path))
+
+
+def test_a_folder_is_known_without_being_called_one(pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_folder("my/pictures")
+    assert is_folder("my/pictures?size=16")
+    assert is_folder("pictures", pictures.parent)
+    assert not is_folder("pictures")
+    assert not is_folder("")
+    (tmp_path / "digits").mkdir()
+    assert not is_folder("digits"), "a known name is the known dataset"
+    with pytest.raises(
+        ValueError, match=r"unknown dataset 'my'\. Known: .*\. There is a folder my: write folder:my\.$"
+    ):
+        load("my")

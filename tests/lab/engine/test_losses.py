@@ -85,10 +85,44 @@ def test_unknown_options_are_refused(loss):
         losses.build_loss(RunSpec(loss=loss, loss_options=options(margin=1)), [1])
 
 
+KNOWN = {
+    "balanced_softmax": "none",
+    "cross_entropy": "label_smoothing=0",
+    "label_aware_smoothing": "smooth_head=0.4, smooth_tail=0.1",
+    "ldam": "max_margin=0.5, scale=30, reweight=effective (by default none), reweight_from=0, reweight_beta=0.9999",
+    "logit_adjusted": "tau=1",
+    "squared_cosine": "none",
+}
+
+
+@pytest.mark.parametrize("loss", losses.loss_names())
+def test_an_unknown_option_is_answered_with_all_that_there_are(loss):
+    with pytest.raises(ValueError, match="does not take") as caught:
+        losses.build_loss(RunSpec(loss=loss, loss_options=options(margin=1, reweight="effective")), [1, 1])
+    assert str(caught.value).endswith(f". Known: {KNOWN[loss]}.")
+    assert ("'reweight'" in str(caught.value)) == (loss != "ldam")
+
+
+@pytest.mark.parametrize("loss", losses.loss_names())
+def test_the_defaults_are_what_a_loss_does_without_options(loss):
+    given = {key: value for key, value in losses.loss_defaults(loss).items() if not key.startswith("reweight")}
+    told = losses.build_loss(RunSpec(loss=loss, loss_options=options(**given)), [50, 5])
+    assert torch.equal(told(LOGITS, TARGET), losses.build_loss(RunSpec(loss=loss), [50, 5])(LOGITS, TARGET))
+    losses.loss_defaults(loss)["margin"] = 1.0
+    assert "margin" not in losses.loss_defaults(loss), "the table is nobody's to change"
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.1, math.nan])
+def test_smoothing_beyond_its_range_is_refused_before_training(smoothing):
+    with pytest.raises(ValueError, match=r"label_smoothing must be a number in \[0, 1\], got"):
+        losses.build_loss(RunSpec(loss_options=options(label_smoothing=smoothing)), [1, 1])
+
+
 def test_losses_can_be_added_once(monkeypatch):
     monkeypatch.setattr(losses, "_LOSSES", dict(losses._LOSSES))
     losses.register_loss("counted", lambda spec, counts: lambda logits, target: logits.sum() * counts[0])
     assert losses.build_loss(RunSpec(loss="counted"), [3])(torch.ones(1, 2), torch.zeros(1)).item() == 6
+    losses.build_loss(RunSpec(loss="counted", loss_options=options(its_own=1)), [3])
     with pytest.raises(ValueError, match="the loss 'counted' exists already"):
         losses.register_loss("counted", lambda spec, counts: F.cross_entropy)
 
@@ -121,6 +155,36 @@ def test_losses_without_deferred_weights_are_left_alone():
 def test_an_unknown_weighting_is_named():
     with pytest.raises(ValueError, match=r"unknown re-weighting 'inverse'. Known: effective"):
         losses.build_loss(RunSpec(loss="ldam", loss_options=options(reweight="inverse")), [50, 5])
+
+
+@pytest.mark.parametrize("given", [{"reweight_from": 16}, {"reweight_beta": 0.99, "reweight_from": 16}])
+def test_when_and_how_to_reweigh_ask_for_it(given):
+    spec = RunSpec(loss="ldam", loss_options=options(**given))
+    assert dict(spec.loss_options) == given, "the spec, and so the name of its run, is what was given"
+    told = spec.replace(loss_options=options(reweight="effective", **given))
+    weights = []
+    for each in (spec, told):
+        loss = losses.build_loss(each, [500, 5])
+        losses.reweight(loss, each, [500, 5], 15)
+        assert loss.weight.tolist() == [1.0, 1.0]
+        losses.reweight(loss, each, [500, 5], 16)
+        weights.append(loss.weight)
+    assert torch.equal(*weights)
+    assert weights[0][1] > 1
+    assert torch.equal(losses.last_loss(spec, [500, 5]).weight, weights[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"reweight_from": -1}, r"reweight_from must be an epoch, counted from 0, got -1. Name one such as 160 of 200"),
+        ({"reweight_from": 0.8}, r"reweight_from must be an epoch, counted from 0, got 0.8"),
+        ({"reweight": "effective", "reweight_beta": 1.0}, r"beta must be a number in \[0, 1\), got 1.0"),
+    ],
+)
+def test_a_weighting_that_would_fail_later_is_refused_now(given, told):
+    with pytest.raises(ValueError, match=told):
+        losses.build_loss(RunSpec(loss="ldam", loss_options=options(**given)), [50, 5])
 
 
 @given(scale=st.none() | st.floats(0.5, 60), seed=st.integers(0, 99))

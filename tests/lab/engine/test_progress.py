@@ -38,6 +38,12 @@ def test_a_new_run_is_announced():
     assert stream.getvalue() == f"{SPEC.name}: training, 4 steps\n"
 
 
+def test_a_loss_of_its_own_is_named_in_every_line():
+    stream, spec = io.StringIO(), SPEC.replace(loss="balanced_softmax")
+    choose_progress(spec, True, stream).start(0, 4)
+    assert stream.getvalue() == f"{spec.name} (balanced_softmax): training, 4 steps\n"
+
+
 def test_a_download_is_seen(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")

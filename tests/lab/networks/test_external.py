@@ -63,6 +63,20 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         networks.build("timm/resnet18", 10)
 
 
+@pytest.mark.parametrize(("version", "index"), [("2.9.1+cpu", True), ("2.9.1", False), ("2.9.1+cu130", False)])
+def test_advice_names_the_index_that_a_cpu_build_came_from(monkeypatch, version, index):
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    at = "--index-url https://download.pytorch.org/whl/cpu"
+    with pytest.raises(ImportError) as missing:
+        networks.build("timm/resnet18", 10)
+    assert (f': pip install torchvision {at} && pip install "maxsep[vision]"' in str(missing.value)) == index
+    monkeypatch.setattr(importlib, "import_module", lambda name: exec("raise RuntimeError('nms')"))
+    with pytest.raises(ImportError) as broken:
+        networks.build("timm/resnet18", 10)
+    assert str(broken.value).endswith(f"torch torchvision {at}" if index else "torch torchvision")
+
+
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 @pytest.mark.parametrize(
     "error",

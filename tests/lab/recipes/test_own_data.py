@@ -58,7 +58,13 @@ def test_the_learning_rate_follows_the_optimiser():
     [
         ({"radii": []}, "a comparison needs a radius, got none"),
         ({"radii": [0.0]}, "radius must be a positive finite number, got 0.0"),
-        ({"losses": ["ldam"]}, "unknown loss 'ldam' for a comparison. Known: cross_entropy, logit_adjusted, "),
+        ({"losses": ["hinge"]}, r"unknown loss 'hinge' for a comparison. Known: cross_entropy, .* is compared\.$"),
+        ({"losses": ["ldam"]}, "unknown loss 'ldam' for a comparison.*ldam takes cosines: train the heads cosine, "),
+        (
+            {"losses": ["balanced_softmax", "cross_entropy", "logit_adjusted"]},
+            r"^balanced_softmax and logit_adjusted \(tau 1\) are the same function, got both: train one of them, such "
+            r"as --loss cross_entropy,logit_adjusted\.$",
+        ),
         ({"learning_rate": 0.0}, "the learning rate must be a positive finite number, got 0"),
         ({"learning_rate": float("nan")}, "the learning rate must be a positive finite number, got nan"),
         ({"optimiser": "adam"}, "unknown optimiser 'adam'. Known: adamw, sgd"),

@@ -2,7 +2,7 @@ import pytest
 
 from maxsep.lab import recipes
 from maxsep.lab.recipes import paper
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.spec import RunSpec, options
 
 RESNET = RunSpec(dataset="cifar100", network="resnet34", head="maxsep", radius=0.1)
 CONVNET = RunSpec(dataset="cifar10", network="convnet", head="maxsep")
@@ -69,3 +69,12 @@ def test_table1_lies_mostly_above_the_mean_of_five_runs():
     specs = [spec for spec in recipes.get("table1").specs(1) if paper.table1(spec)]
     above = sum(paper.table1(spec).value >= paper.error_bar(spec).value for spec in specs)
     assert above > len(specs) * 0.8, paper.PATTERN
+
+
+@pytest.mark.parametrize("asked", [{"reweight": "effective"}, {"reweight_from": 160}])
+def test_deferred_weights_are_a_row_of_their_own_however_they_are_asked_for(asked):
+    setting = {"dataset": "cifar100", "imbalance": 0.01, "network": "resnet32", "head": "cosine", "loss": "ldam"}
+    at_once = paper.long_tailed(RunSpec(**setting))
+    deferred = paper.long_tailed(RunSpec(**setting, loss_options=options(**asked)))
+    table = paper.tables()["long_tailed_methods"]
+    assert (at_once.value, deferred.value) == tuple(table[row]["plain"]["0.01"] for row in ("ldam_sgd", "ldam_drw"))

@@ -9,7 +9,7 @@ from maxsep.lab.data.cifar import load_cifar
 from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
 from maxsep.lab.data.folder import FOLDER, load_folder, parse_address
-from maxsep.lab.data.given import NAMES, describe_test, name_data
+from maxsep.lab.data.given import NAMES, describe_test, is_folder, name_data
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
@@ -66,7 +66,9 @@ def check_name(dataset: str) -> None:
             "the split 0 to 4, such as osr_cifar+_3."
         )
     elif dataset not in NAMES and parse_open_set(dataset) is None:
-        raise ValueError(f"unknown dataset {dataset!r}. Known: {', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {FOLDER}PATH.")
+        there = f" There is a folder {dataset}: write {FOLDER}{dataset}." if is_folder(dataset) else ""
+        known = f"{', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {FOLDER}PATH"
+        raise ValueError(f"unknown dataset {dataset!r}. Known: {known}.{there}")
 
 
 def load(

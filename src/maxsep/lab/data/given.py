@@ -45,6 +45,16 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
     return f"{FOLDER}{folder}{address.removeprefix(path)}"
 
 
+def is_folder(given: str, root: str | Path | None = None) -> bool:
+    """Whether a name that says no dataset already is the path of a folder, here or in the data folder.
+
+    >>> is_folder("digits"), is_folder("no/such/folder")
+    (False, False)
+    """
+    said = not given or given in NAMES or given.startswith((FOLDER, "osr_"))
+    return not said and _folder(given, root).is_dir()
+
+
 def describe_test(dataset: str) -> str:
     """Say where the test images of a dataset come from, to be put behind their number.
 
@@ -67,20 +77,20 @@ def given_counts(dataset: str) -> list[int] | None:
     return _of_folder(dataset, train_counts)
 
 
-def given_files(dataset: str) -> str | None:
+def given_files(dataset: str, root: str | Path | None = None) -> str | None:
     """Digest the names and sizes of a folder's pictures, as `Data.files` of what `load` reads; else as `given_counts`.
 
     >>> given_files("digits") is None
     True
     """
-    return _of_folder(dataset, files_mark)
+    return _of_folder(dataset, files_mark, root)
 
 
-def _of_folder(dataset: str, ask: Callable[[Path], _T]) -> _T | None:
+def _of_folder(dataset: str, ask: Callable[[Path], _T], root: str | Path | None = None) -> _T | None:
     if not dataset.startswith(FOLDER):
         return None
     try:
-        return ask(_folder(dataset.removeprefix(FOLDER)))
+        return ask(_folder(dataset.removeprefix(FOLDER), root))
     except (OSError, ValueError):
         return None
 

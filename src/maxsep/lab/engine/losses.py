@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maxsep.checks import check_number
 from maxsep.lab.spec import LDAM_SCALE, RunSpec
 from maxsep.losses import (
     BalancedSoftmaxLoss,
@@ -23,14 +24,25 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LossFactory = Callable[[RunSpec, Sequence[int]], Loss]
 """Builds a loss from the spec and the number of training images of every class."""
 
+_REWEIGHTING: dict[str, Any] = {"reweight": None, "reweight_from": 0, "reweight_beta": 0.9999}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "balanced_softmax": {},
+    "cross_entropy": {"label_smoothing": 0.0},
+    "label_aware_smoothing": {"smooth_head": 0.4, "smooth_tail": 0.1},
+    "ldam": {"max_margin": 0.5, "scale": LDAM_SCALE, **_REWEIGHTING},
+    "logit_adjusted": {"tau": 1.0},
+    "squared_cosine": {},
+}
+"""The options of every loss and their defaults; None: nothing of the kind is done."""
+
 
 def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
     """Build the spec's loss.
 
     Options by name: cross_entropy (label_smoothing=0), ldam (max_margin=0.5, scale=30, and those of `reweight`),
     logit_adjusted (tau=1), label_aware_smoothing (smooth_head=0.4, smooth_tail=0.1: the published choice for CIFAR-100
-    at imbalance 0.01); balanced_softmax and squared_cosine take none. Those of the long tail are modules: move them to
-    the device of the logits. They refuse a class without training images.
+    at imbalance 0.01); balanced_softmax and squared_cosine take none: `loss_defaults` says them. Those of the long tail
+    are modules: move them to the device of the logits. They refuse a class without training images.
 
     >>> loss = build_loss(RunSpec(), [50, 5])
     >>> round(loss(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
@@ -38,12 +50,37 @@ def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
     """
     if spec.loss not in _LOSSES:
         raise ValueError(f"unknown loss {spec.loss!r}. Known: {', '.join(loss_names())}.")
+    if spec.loss in _OPTIONS:
+        check_loss_options(spec.loss, dict(spec.loss_options))
     return _LOSSES[spec.loss](spec, class_counts)
 
 
 def loss_names() -> list[str]:
     """Name the losses that a spec can ask for."""
     return sorted(_LOSSES)
+
+
+def loss_defaults(loss: str) -> dict[str, Any]:
+    """Give the options of a loss with their defaults; one that was registered later is known to have none.
+
+    >>> loss_defaults("label_aware_smoothing")
+    {'smooth_head': 0.4, 'smooth_tail': 0.1}
+    """
+    return dict(_OPTIONS.get(loss, {}))
+
+
+def check_loss_options(loss: str, given: Mapping[str, Any]) -> None:
+    """Raise if a loss does not have one of these options; the message lists those that it has.
+
+    >>> check_loss_options("logit_adjusted", {"margin": 1.0})
+    Traceback (most recent call last):
+        ...
+    ValueError: loss 'logit_adjusted' does not take the options ['margin']. Known: tau=1.
+    """
+    defaults = loss_defaults(loss)
+    if unknown := sorted(given.keys() - defaults.keys()):
+        known = [f"{k}=effective (by default none)" if v is None else f"{k}={v:g}" for k, v in defaults.items()]
+        raise ValueError(f"loss {loss!r} does not take the options {unknown}. Known: {', '.join(known) or 'none'}.")
 
 
 def register_loss(name: str, factory: LossFactory) -> None:
@@ -54,9 +91,8 @@ def register_loss(name: str, factory: LossFactory) -> None:
 
 
 def _cross_entropy(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    options = dict(spec.loss_options)
-    smoothing = float(options.pop("label_smoothing", 0.0))
-    _refuse(options, "cross_entropy", "label_smoothing")
+    given = _chosen(spec)["label_smoothing"]
+    smoothing = check_number("label_smoothing", given, "a number in [0, 1]", lambda value: 0 <= value <= 1)
 
     def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(logits, target, label_smoothing=smoothing)
@@ -65,8 +101,6 @@ def _cross_entropy(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
 
 
 def _squared_cosine(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    _refuse(dict(spec.loss_options), "squared_cosine", "none")
-
     def squared_cosine(logits: Tensor, target: Tensor) -> Tensor:
         """Average (1 - cos)^2 over the batch, where the logits are cosines with the class vectors."""
         return (1 - logits.gather(1, target[:, None])).square().mean()
@@ -78,7 +112,8 @@ def reweight(loss: Loss, spec: RunSpec, class_counts: Sequence[int], epoch: int)
     """Set the class weights of an epoch, counted from 0: a pure function of the spec, so nothing is to be resumed.
 
     Deferred re-weighting has three loss options: reweight="effective" weighs classes by their effective number of
-    images, reweight_from=160 says from which epoch on (before it, all weigh the same), reweight_beta=0.9999 how.
+    images, reweight_from=160 says from which epoch on (before it, all weigh the same), reweight_beta=0.9999 how. Either
+    of the last two asks for the first, too.
 
     >>> spec = RunSpec(loss="ldam", loss_options=(("reweight", "effective"), ("reweight_from", 160)))
     >>> loss = build_loss(spec, [500, 5])
@@ -86,11 +121,19 @@ def reweight(loss: Loss, spec: RunSpec, class_counts: Sequence[int], epoch: int)
     >>> loss.weight.round(decimals=3).tolist()
     [0.02, 1.98]
     """
-    if isinstance(loss, LDAMLoss) and "reweight" in dict(spec.loss_options):
-        chosen = _reweighting(spec)
-        due = epoch >= int(chosen["reweight_from"])
-        beta = float(chosen["reweight_beta"])
+    if isinstance(loss, LDAMLoss) and is_reweighted(spec):
+        chosen = _chosen(spec)
+        due, beta = epoch >= chosen["reweight_from"], chosen["reweight_beta"]
         loss.reweight(effective_number_weights(class_counts, beta, dtype=torch.float64) if due else None)
+
+
+def is_reweighted(spec: RunSpec) -> bool:
+    """Whether a spec asks for deferred re-weighting, by any of its options.
+
+    >>> is_reweighted(RunSpec(loss="ldam", loss_options=(("reweight_from", 160),)))
+    True
+    """
+    return spec.loss == "ldam" and not _REWEIGHTING.keys().isdisjoint(dict(spec.loss_options))
 
 
 def last_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
@@ -105,44 +148,39 @@ def last_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
     return loss
 
 
-def _reweighting(spec: RunSpec) -> dict[str, Any]:
-    chosen = {"reweight": "effective", "reweight_from": 0, "reweight_beta": 0.9999, **dict(spec.loss_options)}
-    if chosen["reweight"] != "effective":
-        raise ValueError(f"unknown re-weighting {chosen['reweight']!r}. Known: effective. Leave it out for none.")
-    return chosen
+def _check_reweighting(spec: RunSpec, class_counts: Sequence[int]) -> None:
+    """Refuse now what would otherwise stop a run in the epoch in which its classes get their weights."""
+    chosen = _chosen(spec)
+    how, start = chosen["reweight"], chosen["reweight_from"]
+    if how not in (None, "effective"):
+        raise ValueError(f"unknown re-weighting {how!r}. Known: effective. Leave it out for none.")
+    if not isinstance(start, int) or start < 0:
+        raise ValueError(f"reweight_from must be an epoch, counted from 0, got {start!r}. Name one such as 160 of 200.")
+    effective_number_weights(class_counts, chosen["reweight_beta"])
 
 
 def _ldam(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    deferred = ("reweight", "reweight_from", "reweight_beta")
-    if "reweight" in dict(spec.loss_options):
-        _reweighting(spec)
-        own = tuple((key, value) for key, value in spec.loss_options if key not in deferred)
-        spec = spec.replace(loss_options=own)
-    return LDAMLoss(class_counts, **_take(spec, max_margin=0.5, scale=LDAM_SCALE))
+    if is_reweighted(spec):
+        _check_reweighting(spec, class_counts)
+    own = {key: value for key, value in _chosen(spec).items() if key not in _REWEIGHTING}
+    return LDAMLoss(class_counts, **own)
 
 
 def _logit_adjusted(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    return LogitAdjustedLoss(class_counts, **_take(spec, tau=1.0))
+    return LogitAdjustedLoss(class_counts, **_chosen(spec))
 
 
 def _balanced_softmax(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    return BalancedSoftmaxLoss(class_counts, **_take(spec))
+    return BalancedSoftmaxLoss(class_counts)
 
 
 def _label_aware_smoothing(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    return LabelAwareSmoothingLoss(class_counts, **_take(spec, smooth_head=0.4, smooth_tail=0.1))
+    return LabelAwareSmoothingLoss(class_counts, **_chosen(spec))
 
 
-def _take(spec: RunSpec, **defaults: float) -> dict[str, Any]:
-    """Give the spec's loss options over the defaults; one without a default is refused."""
-    given = dict(spec.loss_options)
-    _refuse({key: given[key] for key in given.keys() - defaults}, spec.loss, ", ".join(defaults) or "none")
-    return {**defaults, **given}
-
-
-def _refuse(options: dict[str, object], loss: str, known: str) -> None:
-    if options:
-        raise ValueError(f"loss {loss!r} does not take the options {sorted(options)}. Known: {known}.")
+def _chosen(spec: RunSpec) -> dict[str, Any]:
+    """Give the spec's loss options over the defaults."""
+    return {**loss_defaults(spec.loss), **dict(spec.loss_options)}
 
 
 _LOSSES: dict[str, LossFactory] = {

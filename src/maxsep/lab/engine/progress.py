@@ -60,12 +60,12 @@ class Lines(Progress):
             self.note(describe(self._spec, row))
 
     def note(self, text: str) -> None:
-        """Print a line that begins with the run's name."""
-        print(f"{self._spec.name}: {text}", file=self._stream, flush=True)
+        """Print a line that begins with the run's name and loss."""
+        print(f"{self._spec.title}: {text}", file=self._stream, flush=True)
 
 
 class Bar(Progress):
-    """A bar that counts steps and shows the last evaluation."""
+    """A bar that counts steps and shows the last evaluation; with the loss, its name would leave it no room."""
 
     def __init__(self, spec: RunSpec, stream: TextIO) -> None:
         from rich.console import Console

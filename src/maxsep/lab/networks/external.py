@@ -14,6 +14,7 @@ from maxsep.lab.networks.base import Network, Shape
 from maxsep.surgery import replace_classifier
 
 LIBRARIES = ("torchvision", "timm")
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 class External(Network):
@@ -105,8 +106,9 @@ def _import(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        first = f"pip install torchvision{_index()} && " if _index() else ""
         raise ImportError(
-            f'networks named {package}/NAME need {package}. Install it with: pip install "maxsep[vision]"'
+            f'networks named {package}/NAME need {package}. Install it with: {first}pip install "maxsep[vision]"'
         ) from error
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         # a torchvision built for another torch fails in its operator registration with a RuntimeError, and when it is
@@ -114,8 +116,13 @@ def _import(module: str) -> Any:
         raise ImportError(
             f"{package} is installed but cannot be imported beside torch {torch.__version__} ({error}). torch and "
             "torchvision must be builds that belong together. Install both anew from one place: "
-            "pip install --force-reinstall torch torchvision"
+            f"pip install --force-reinstall torch torchvision{_index()}"
         ) from error
+
+
+def _index() -> str:
+    """Name the index of CPU builds where torch came from it: the wheel of the usual index fails beside them."""
+    return f" --index-url {CPU_INDEX}" if torch.__version__.endswith("+cpu") else ""
 
 
 def _unknown(library: str, model: str, listing: str) -> str:

@@ -16,6 +16,8 @@ RADII = (1.0, 0.1)
 """The paper's: 1 leaves the scale of the logits as it is, 0.1 is that of its long-tailed ResNets."""
 LOSSES = ("cross_entropy", "logit_adjusted", "balanced_softmax", "label_aware_smoothing")
 """Losses for logits of any size, which every head here gives."""
+_SAME = ("balanced_softmax", "logit_adjusted")
+"""Losses that are one function, log-priors added to the logits: tau is 1 here."""
 _UPRIGHT = ("digits", "svhn")
 """Numbers, whose mirror images are none."""
 
@@ -56,7 +58,7 @@ def own_data(
         epochs: Of every run.
         seeds: How many, from 0.
         radii: Of the matrix and its controls; a radius that is named twice is run once.
-        losses: Of `LOSSES`.
+        losses: Of `LOSSES`; of balanced_softmax and logit_adjusted, which are the same function at tau 1, only one.
         optimiser: `sgd` or `adamw`.
         learning_rate: By default that of `RATES`.
         augmentation: By default `crop_flip`, for digits and house numbers `none`.
@@ -68,11 +70,7 @@ def own_data(
     """
     if not radii:
         raise ValueError("a comparison needs a radius, got none. Name one or more, such as 1 and 0.1.")
-    if unknown := [loss for loss in losses if loss not in LOSSES]:
-        raise ValueError(
-            f"unknown loss {unknown[0]!r} for a comparison. Known: {', '.join(LOSSES)}; they take the logits of every "
-            "head that is compared."
-        )
+    _check_losses(losses)
     if learning_rate is not None and not 0 < learning_rate < math.inf:
         raise ValueError(f"the learning rate must be a positive finite number, got {learning_rate:g}.")
     setting = RunSpec(
@@ -90,6 +88,23 @@ def own_data(
         blocks=(Block(settings=(setting,), arms=tuple(_arms(losses, radii))),),
         seeds=tuple(range(seeds)),
     )
+
+
+def _check_losses(losses: Sequence[str]) -> None:
+    if unknown := [loss for loss in losses if loss not in LOSSES]:
+        cosines = (
+            " ldam takes cosines: train the heads cosine, cosine_maxsep, centred_cosine and maxsep_cosine with maxsep "
+            "train --loss ldam, and read them beside each other with maxsep report."
+        )
+        raise ValueError(
+            f"unknown loss {unknown[0]!r} for a comparison. Known: {', '.join(LOSSES)}; they take the logits of every "
+            f"head that is compared.{cosines if unknown[0] == 'ldam' else ''}"
+        )
+    if set(_SAME) <= set(losses):
+        raise ValueError(
+            f"{' and '.join(_SAME)} (tau 1) are the same function, got both: train one of them, such as --loss "
+            f"{','.join(loss for loss in dict.fromkeys(losses) if loss != _SAME[0])}."
+        )
 
 
 def _arms(losses: Sequence[str], radii: Sequence[float]) -> list[Arm]:

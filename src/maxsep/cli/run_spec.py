@@ -1,0 +1,167 @@
+"""From what was typed after `maxsep train` to the spec of one run, or of a second stage of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from maxsep.cli.options import words
+from maxsep.lab.spec import RATES, SHARED_BY_STAGES, Options, RunSpec, options
+
+Given = Mapping[str, Any]
+"""Fields of a spec by name, with `loss_options` as NAME=VALUE; None stands for what was not given."""
+
+
+def first_stage(given: Given, data: Path | None = None) -> RunSpec:
+    """Build the spec of a run that starts from nothing; a folder without a batch size gets the one of `compare`.
+
+    Args:
+        given: All options.
+        data: The data folder, where a relative path may lead.
+
+    >>> first_stage({"dataset": "digits", "loss": "logit_adjusted", "loss_options": ["tau=2"]}).loss_options
+    (('tau', 2.0),)
+    """
+    from maxsep.lab.data import FOLDER
+    from maxsep.lab.recipes.own_data import usual_batch
+
+    fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
+    fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
+    fields["dataset"] = _named(fields["dataset"], data)
+    spec = _checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
+    if given.get("batch_size") is None and spec.dataset.startswith(FOLDER):
+        return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
+    return spec
+
+
+def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec:
+    """Build the spec of a run that starts from the weights of another: what is not given is as it was there.
+
+    Args:
+        given: The options that were typed, and no default.
+        start: The folder of the finished run.
+        data: The data folder.
+    """
+    from maxsep.lab.data.given import given_files
+    from maxsep.lab.engine import load_run
+
+    run = load_run(start)
+    first = run.spec
+    if len({run.metrics.get("files"), given_files(first.dataset, data)} - {None}) > 1:
+        raise ValueError(
+            f"the images of {first.dataset} have changed since {start} was trained: files of other names or sizes. "
+            "Train the first stage anew, with another --runs."
+        )
+    own = {name: value for name, value in given.items() if name not in SHARED_BY_STAGES}
+    for name in given.keys() - own.keys():
+        value = _named(given[name], data) if name == "dataset" else given[name]
+        if value != getattr(first, name):
+            raise ValueError(
+                f"{start} was trained with {name} {getattr(first, name)!r}, got {value!r}. A run has the data, the "
+                f"network, the head, the precision and the seed of the run it starts from: leave --{name} out."
+            )
+    same = own.get("optimiser", first.optimiser) == first.optimiser
+    changes = own | _of_optimiser(own.get("optimiser", first.optimiser), own, first.learning_rate if same else None)
+    if {"loss", "loss_options"} & own.keys():
+        changes["loss_options"] = loss_options(own.get("loss", first.loss), own.get("loss_options"))
+    if "schedule" in own:
+        changes["schedule_options"] = ()
+    return _checked(first.replace(start_from=first, features_at=(), **changes))
+
+
+def beside(start: Path, spec: RunSpec, runs: Path | None) -> Path:
+    """Give the folder of runs in which a second stage lies: that of the run it starts from.
+
+    Args:
+        start: The folder of that run.
+        spec: Of the second stage.
+        runs: What --runs names, if it was typed.
+    """
+    name = spec.start_from.name if spec.start_from else spec.name
+    if start.resolve().name != name:
+        raise ValueError(f"the run in {start} was called {name}, and a second stage looks for that name. Rename it.")
+    place = start.parent if start.name == name else start.resolve().parent
+    if runs is not None and runs.resolve() != place.resolve():
+        raise ValueError(
+            f"a second stage lies beside the run it starts from, in {place}, got --runs {runs}. Leave --runs out."
+        )
+    return place
+
+
+def loss_options(loss: str, given: Sequence[str] | None) -> Options:
+    """Read NAME=VALUE pairs: numbers where the default of the option is one, words elsewhere.
+
+    >>> loss_options("ldam", ["reweight=effective", "reweight_from=24", "scale=20"])
+    (('reweight', 'effective'), ('reweight_from', 24), ('scale', 20.0))
+    """
+    from maxsep.lab.engine.losses import check_loss_options, loss_defaults, loss_names
+
+    if not given or loss not in loss_names():  # an unknown loss is told of with all other names
+        return ()
+    found: dict[str, str] = {}
+    for text in words("--loss-option", given, "reweight=effective"):
+        name, _, value = map(str.strip, text.partition("="))
+        if not (name and value):
+            raise ValueError(f"--loss-option must be NAME=VALUE, such as reweight=effective, got {text!r}.")
+        if name in found:
+            raise ValueError(f"--loss-option {name} was given twice, as {found[name]} and {value}. Leave one out.")
+        found[name] = value
+    check_loss_options(loss, found)
+    defaults = loss_defaults(loss)
+    return options(**{name: _value(name, text, defaults[name]) for name, text in found.items()})
+
+
+def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
+    """Count a run's training images without reading one, the files of a folder; None where that cannot be told.
+
+    Pitfall: with --validation or --calibration the count is that of their parts, which are rounded class by class.
+
+    >>> count_images(RunSpec())
+    1198
+    """
+    from maxsep.lab.data import FOLDER, NAMES, name_data
+    from maxsep.lab.estimate import class_sizes, num_train
+
+    if spec.dataset.startswith(FOLDER):
+        return num_train(spec, class_sizes(name_data(spec.dataset, data)))
+    return num_train(spec) if spec.dataset in NAMES else None
+
+
+def _value(name: str, text: str, default: object) -> object:
+    if not isinstance(default, int | float):
+        return text
+    try:
+        return type(default)(text)
+    except ValueError as error:
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise ValueError(f"--loss-option {name} must be a {kind}, got {text!r}, such as {name}={default}.") from error
+
+
+def _of_optimiser(name: str, given: Given, usual: float | None = None) -> dict[str, Any]:
+    """Fill in what was not given; momentum is none of AdamW's numbers, and to want no Nesterov is what it does."""
+    rate, momentum, nesterov = (given.get(key) for key in ("learning_rate", "momentum", "nesterov"))
+    if name == "adamw" and (momentum is not None or nesterov):
+        raise ValueError("adamw has no --momentum and no --nesterov. Leave them out, or use --optimiser sgd.")
+    usual = RATES.get(name, RATES["sgd"]) if usual is None else usual
+    chosen = {"momentum": momentum, "nesterov": nesterov}
+    return {"learning_rate": usual if rate is None else rate} | {k: v for k, v in chosen.items() if v is not None}
+
+
+def _checked(spec: RunSpec) -> RunSpec:
+    """Refuse a re-weighting that the run would end before."""
+    start = dict(spec.loss_options).get("reweight_from", 0)
+    if start >= spec.epochs:
+        raise ValueError(
+            f"reweight_from={start} re-weighs none of {spec.epochs} epochs, which count from 0. Name an earlier one, "
+            f"such as --loss-option reweight_from={spec.epochs * 4 // 5}, as 160 of 200, or train longer."
+        )
+    return spec
+
+
+def _named(dataset: str, data: Path | None) -> str:
+    """Name a folder as a dataset; what is called one already, or is known by name, stays as it is."""
+    from maxsep.lab.data import name_data
+    from maxsep.lab.data.given import is_folder
+
+    return name_data(dataset, data) if is_folder(dataset, data) else dataset
