@@ -20,7 +20,7 @@ from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.report.collect import Record, collect
 from maxsep.lab.report.outliers import measured
 from maxsep.lab.report.statistics import mean
-from maxsep.lab.report.tables import rounded
+from maxsep.lab.report.tables import p_text, rounded, signed
 from maxsep.lab.spec import RunSpec, options
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +31,7 @@ BEYOND = "<!-- beyond: written from results/runs by docs/write_results.py -->\n"
 CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", "<!-- /cells -->"
 OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
 OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
+ADAMW = "<!-- adamw: written from results/adamw_digits.json by docs/write_results.py -->\n", "<!-- /adamw -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -330,6 +331,23 @@ def _told(found: Iterable[float]) -> str:
     return f"{rounded(mean(found), scale=100)}{spread}"
 
 
+def adamw() -> str:
+    """A comparison under AdamW, in Markdown."""
+    found = json.loads((ROOT / "results" / "adamw_digits.json").read_text())
+    rows = ["| | accuracy | over the plain head | over the control at the same radius |", "|---|---|---|---|"]
+    for arm in found["arms"]:
+        accuracy = _told(arm["top1"]["seeds"].values())
+        over = " | ".join(_gain(arm[key]) for key in ("over_plain", "over_control"))
+        rows.append(f"| {arm['label']} | {accuracy} | {over} |")
+    return "\n".join(rows) + "\n"
+
+
+def _gain(told: dict[str, Any] | None) -> str:
+    if told is None or told["difference"] is None:
+        return "-"
+    return f"{signed(told['difference'], scale=100)} ({p_text(told['p_after_correction'])})"
+
+
 def cost() -> str:
     """What the head costs, in Markdown."""
     head = json.loads((ROOT / "results" / "head_cpu.json").read_text())["results"]
@@ -362,7 +380,7 @@ def cost() -> str:
 
 PAGES = {
     "README.md": {RESULTS: table, BEYOND: beyond, COST: cost},
-    "docs/results.md": {METHODS: methods, CELLS: cells, OUTSIDE: outside, OPEN: open_sets},
+    "docs/results.md": {METHODS: methods, CELLS: cells, OUTSIDE: outside, OPEN: open_sets, ADAMW: adamw},
 }
 
 

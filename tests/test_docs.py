@@ -280,6 +280,24 @@ def test_what_the_summary_of_results_says_about_outliers_is_in_the_records():
     assert f"at {known[0] - known[1]:.2f} points less accuracy" in text
 
 
+def test_what_the_page_says_about_adamw_is_in_the_record():
+    found = json.loads((ROOT / "results/adamw_digits.json").read_text())
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    assert f"`{found['about']['command'].removesuffix(' --json')}`" in text
+    arms = {(arm["head"], arm["radius"]): arm for arm in found["arms"]}
+    over = {radius: arms["maxsep", radius]["over_control"] for radius in (0.1, 0.3, 3.0)}
+    points = {radius: f"{100 * told['difference']:.2f}" for radius, told in over.items()}
+    assert f"at radius 0.1 it is {points[0.1]} points above its control and at 0.3 {points[0.3]}, more than" in text
+    assert all(over[radius]["p_after_correction"] < 0.05 for radius in (0.1, 0.3))
+    assert over[3.0]["p_after_correction"] > 0.5, "adds nothing"
+    assert all(arms["maxsep", radius]["over_plain"]["difference"] < -0.01 for radius in (0.1, 0.3)), "well below plain"
+    for head in ("scaled", "maxsep"):
+        means = {radius: arm["top1"]["mean"] for (name, radius), arm in arms.items() if name == head}
+        assert max(means, key=means.get) == 3.0
+    assert f"the control alone gains {100 * arms['scaled', 3.0]['over_plain']['difference']:.2f} over" in text
+    assert all(arm["top1"]["seeds"].keys() == set(map(str, range(10))) for arm in found["arms"])
+
+
 def test_every_cell_of_the_papers_network_is_run_and_above_the_papers_best(script):
     rows = [row.strip("| ").split(" | ") for row in script["cells"]().splitlines()[2:]]
     assert len(rows) == 8
