@@ -77,7 +77,12 @@ def test_frequent_and_rare_classes_have_a_column(tmp_path):
 def test_several_losses_are_named(tmp_path):
     specs = own_data("digits", radii=[1.0], losses=["cross_entropy", "logit_adjusted"]).specs()
     lines = table(contest(specs, records(specs, tmp_path)), specs)
-    assert "Every head is compared with heads of the same loss; losses with one another by the plain head." in lines
+    same = "Every head is compared with heads of the same loss;"
+    assert f"{same} losses with cross-entropy, by the plain head." in lines
+    others = own_data("digits", radii=[1.0], losses=["label_aware_smoothing", "logit_adjusted"]).specs()
+    told = table(contest(others, []), others)
+    assert f"{same} losses with none: add cross_entropy." in told
+    assert not any("cross-entropy" in line for line in told)
     (row,) = (line for line in lines if line.startswith("plain (logit adjusted) "))
     assert row.endswith("over cross-entropy")
     assert [line.split(", against ")[1].split(":")[0] for line in lines[-3:]] == [

@@ -125,6 +125,16 @@ def test_images_that_nobody_counted_are_not_told():
     assert count_images(RunSpec(dataset="osr_cifar10_0")) is None
 
 
+def test_a_second_stage_keeps_the_options_of_the_same_loss(tmp_path):
+    given = options(reweight_from=1, max_margin=0.4)
+    first = RunSpec(head="cosine", epochs=2, batch_size=128, loss="ldam", loss_options=given)
+    folder = train(first, runs=tmp_path, progress=False)
+    assert dict(second_stage({"loss_options": ["scale=20"]}, folder).loss_options) == dict(given) | {"scale": 20.0}
+    assert second_stage({"loss": "ldam"}, folder).loss_options == given
+    other = second_stage({"loss": "cross_entropy", "loss_options": ["label_smoothing=0.1"]}, folder)
+    assert other.loss_options == options(label_smoothing=0.1)
+
+
 def test_a_second_stage_is_as_the_first_but_for_what_is_given(finished):
     first = load_run(finished).spec
     again = second_stage({}, finished)

@@ -117,6 +117,8 @@ def test_logits_that_are_no_cosines_are_told_once():
     y = torch.tensor([0])
     loss(torch.tensor([[9.0, -9.0]]), y)  # cosines behind the matrix may exceed 1
     message = r"got a logit of size 12, and multiplies it by 30.*maxsep.heads.CosineHead.*or scale=1"
-    with pytest.warns(UserWarning, match=message):
+    with pytest.warns(UserWarning, match=message) as told:
         loss(torch.tensor([[9.0, -12.0]]), y)
+    assert told[0].filename == __file__
     loss(torch.tensor([[90.0, -12.0]]), y)
+    LDAMLoss([500, 5], scale=1)(torch.tensor([[90.0, -12.0]]), y)

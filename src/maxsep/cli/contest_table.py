@@ -64,7 +64,9 @@ def _rows(found: Contest) -> list[str]:
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
     notes = ["scaled is the plain head times the radius: the control. At radius 1 it is plain itself."]
     if len({item.method.loss for item in found.contestants}) > 1:
-        notes.append("Every head is compared with heads of the same loss; losses with one another by the plain head.")
+        rivals = any(item.rival for item in found.contestants)
+        losses = "losses with cross-entropy, by the plain head" if rivals else "losses with none: add cross_entropy"
+        notes.append(f"Every head is compared with heads of the same loss; {losses}.")
     if found.tests == 1:
         notes.append("Differences in points; p of a paired two-sided t-test.")
     elif found.tests:
@@ -73,7 +75,10 @@ def _rows(found: Contest) -> list[str]:
             "(the report has p before it, too)."
         )
     if found.unequal:
-        notes.append("The classes are unequal: the mean over classes counts each alike. The tests are of the accuracy.")
+        tests = "The tests of heads are of the accuracy, those of losses of the mean over classes."
+        if not any(item.rival for item in found.contestants):
+            tests = "The tests are of the accuracy."
+        notes.append(f"The classes are unequal: the mean over classes counts each alike. {tests}")
         notes += [f"{sizes(found.class_counts).capitalize()}."] if groups else []
     return [*lines, *notes]
 
@@ -84,7 +89,7 @@ def _row(item: Contestant, groups: Sequence[str], unequal: bool) -> list[str]:
         shots = [rounded(item.groups[group], 1, scale=100) if group in item.groups else EMPTY for group in groups]
         cells[2:2] = [_percent(item.entry, "balanced"), *([" / ".join(shots)] if groups else [])]
     if item.method.head == "plain":
-        told = "" if item.over_loss is None else f"{_difference(item.over_loss)} over cross-entropy"
+        told = f"{_difference(item.over_loss)} over cross-entropy" if item.rival else ""
         return [*cells, told, ""]
     over = _difference(item.over_control) if item.has_control else "= plain" if item.method.head == "maxsep" else ""
     return [*cells, _difference(item.over_plain), over]

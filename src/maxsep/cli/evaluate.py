@@ -147,13 +147,14 @@ def _teller(quiet: bool) -> Callable[[str], None]:
 
 
 def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
-    from maxsep.lab.report.tail import by_group, is_unequal
+    from maxsep.lab.report.tail import by_group, is_unequal, sizes
 
     typer.echo(
         f"  top-1 {metrics['top1']:.2%}   top-5 {metrics['top5']:.2%}   mean over classes {metrics['balanced']:.2%}"
     )
     if groups := by_group({**metrics, "class_counts": counts}) if is_unequal(counts) else {}:
-        typer.echo("  " + "   ".join(f"{group} {accuracy:.2%}" for group, accuracy in groups.items()))
+        shares = "   ".join(f"{group} {accuracy:.2%}" for group, accuracy in groups.items())
+        typer.echo(f"  {shares}   ({sizes(counts)})")
     ece = "unknown: this record has that of unscaled logits" if metrics["ece"] is None else f"{metrics['ece']:.2%}"
     typer.echo(f"  loss {metrics['loss']:.4f}   calibration error {ece}")
     for name, count, accuracy in zip(names, counts, metrics["per_class"], strict=True):

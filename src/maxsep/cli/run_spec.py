@@ -64,7 +64,9 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
     same = own.get("optimiser", first.optimiser) == first.optimiser
     changes = own | _of_optimiser(own.get("optimiser", first.optimiser), own, first.learning_rate if same else None)
     if {"loss", "loss_options"} & own.keys():
-        changes["loss_options"] = loss_options(own.get("loss", first.loss), own.get("loss_options"))
+        loss = own.get("loss", first.loss)
+        kept = dict(first.loss_options) if loss == first.loss else {}
+        changes["loss_options"] = options(**kept | dict(loss_options(loss, own.get("loss_options"))))
     if "schedule" in own:
         changes["schedule_options"] = ()
     return _checked(first.replace(start_from=first, features_at=(), **changes))

@@ -71,7 +71,7 @@ Start = Annotated[
 Backbone = Annotated[
     str, typer.Option(help=f"{', '.join(BACKBONES)} (its batch normalisation follows the batches): of a second stage.")
 ]
-Scaling = Annotated[bool, typer.Option("--logit-scaling", help="Train a factor for every logit, started at 1.")]
+Scaling = Annotated[bool, typer.Option(help="Train a factor for every logit, started at 1.")]
 HeadRate = Annotated[float, typer.Option(help="The head's learning rate over that of everything else.")]
 
 

@@ -102,9 +102,12 @@ def check_batch(
 def _as_vector(name: str, values: Any, meaning: str) -> Tensor:
     """Return user numbers as a CPU vector: int64 if they are whole by type, else float64."""
     advice = f"Pass a list or a tensor with {meaning}."
-    if isinstance(values, Mapping):
-        raise TypeError(f"{name} must be numbers in the order of the classes, got a {type(values).__name__}. {advice}")
-    if isinstance(values, Iterator | ValuesView):  # a generator, or the values of a Counter
+    if isinstance(values, Mapping | ValuesView):  # in the order in which classes were met
+        raise TypeError(
+            f"{name} must be numbers in the order of the classes, got {type(values).__name__}. Pass a list such as "
+            "[counts[c] for c in range(num_classes)], or torch.bincount(labels)."
+        )
+    if isinstance(values, Iterator):
         values = list(values)
     if isinstance(values, Tensor) and values.is_meta:
         raise ValueError(f"{name} is on the meta device and has no values. {advice}")

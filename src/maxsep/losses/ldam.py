@@ -98,7 +98,7 @@ class LDAMLoss(ClassCountLoss):
 
     def _warn_of(self, x: Tensor) -> None:
         """Warn once of logits that no cosine head gives, where looking at them is free."""
-        if self._warned or not can_look(x) or not x.numel():
+        if self._warned or self.scale == 1 or not can_look(x) or not x.numel():
             return
         largest = x.detach().abs().max().item()
         if not largest > _NO_COSINE:
@@ -108,7 +108,7 @@ class LDAMLoss(ClassCountLoss):
             f"LDAMLoss got a logit of size {largest:.3g}, and multiplies it by {self.scale:g}: margins and scale are "
             "made for cosines, between -1 and 1. Use a head such as maxsep.heads.CosineHead(in_features, num_classes), "
             "or scale=1 for logits as they are.",
-            stacklevel=2,
+            stacklevel=6,  # the line that calls the loss: values, forward and two of torch's lie between
         )
 
     def _weights(self, x: Tensor, index: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ class SquaredCosineLoss(ClassLoss):
 
     def extra_repr(self) -> str:
         """Say the number of classes and the width of the features."""
-        return f"num_classes={self.num_classes}, width={self.width}"
+        told = f"num_classes={self.num_classes}, width={self.width}"
+        return told if self.reduction == "mean" else f"{told}, reduction={self.reduction}"
 
 
 def _check_prototypes(prototypes: Tensor) -> Tensor:

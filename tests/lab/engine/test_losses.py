@@ -108,6 +108,9 @@ def test_the_defaults_are_what_a_loss_does_without_options(loss):
     given = {key: value for key, value in losses.loss_defaults(loss).items() if not key.startswith("reweight")}
     told = losses.build_loss(RunSpec(loss=loss, loss_options=options(**given)), [50, 5])
     assert torch.equal(told(LOGITS, TARGET), losses.build_loss(RunSpec(loss=loss), [50, 5])(LOGITS, TARGET))
+    if "reweight" in losses.loss_defaults(loss):  # None stands for leaving it out, and is no value of it
+        with pytest.raises(ValueError, match=r"unknown re-weighting None. Known: effective. Leave it out for none"):
+            losses.build_loss(RunSpec(loss=loss, loss_options=options(reweight=None)), [50, 5])
     losses.loss_defaults(loss)["margin"] = 1.0
     assert "margin" not in losses.loss_defaults(loss), "the table is nobody's to change"
 

@@ -156,7 +156,7 @@ def test_a_block_with_several_losses_names_and_sorts_them(tmp_path, run_folders)
         f"{head} ({loss})" for loss in ("cross-entropy", "logit adjusted") for head in ("plain", "scaled", "maxsep")
     ]
     assert [r.cells[2].text for r in table.rows if r.cells[0].text.startswith("scaled")] == ["= plain"] * 2
-    assert table.caption.endswith("of the same loss, and plain heads with plain and cross-entropy beside them.")
+    assert table.caption.endswith("Plain heads of other losses are compared with the plain head of cross-entropy.")
     usual, other = (next(r for r in table.rows if r.cells[0].text == f"plain ({loss})") for loss in LOSSES)
     assert (usual.cells[3].text, other.cells[3].detail.split(":")[0]) == (EMPTY.text, "over cross-entropy")
 

@@ -6,7 +6,9 @@ import pytest
 
 from maxsep.lab.recipes.own_data import own_data
 from maxsep.lab.report import collect, render
+from maxsep.lab.report.comparison import Method
 from maxsep.lab.report.contest import check_data, contest
+from maxsep.lab.spec import RunSpec
 
 ACCURACY = {("plain", 1.0): 0.80, ("maxsep", 1.0): 0.801, ("scaled", 0.1): 0.85, ("maxsep", 0.1): 0.8503}
 SHIFT = (0.0, 0.013, 0.021)
@@ -72,16 +74,18 @@ def test_losses_do_not_mix(line_up):
     assert other_plain.entry.records == {}
     assert found.tests == 1
     assert {spec.head for spec in found.missing} == {"plain"}
-    assert found.conclusion[1].endswith("nothing can be told yet: no seed has both runs.")
+    assert "nothing can be told yet: no seed has both runs. Plain with this loss against plain" in found.conclusion[1]
 
 
 def test_where_losses_stand_side_by_side_all_are_named(line_up):
-    found = line_up(own_data("digits", losses=["cross_entropy", "logit_adjusted"]).specs())
+    specs = own_data("digits", losses=["cross_entropy", "logit_adjusted"]).specs()
+    found = line_up(specs)
+    by = ", mean over classes" if found.unequal else ""
     rows = [("maxsep{}, radius 1", "plain{}"), ("scaled{}, radius 0.1", "plain{}"), ("maxsep{}, radius 0.1", "plain{}")]
     rows.append(("maxsep{}, radius 0.1", "scaled{}, radius 0.1"))
     assert [(label, other) for label, other, _ in found.verdicts()] == [
         *(tuple(name.format(" (cross-entropy)") for name in row) for row in rows),
-        ("plain (logit adjusted)", "plain (cross-entropy)"),
+        ("plain (logit adjusted)", f"plain (cross-entropy){by}"),
         *(tuple(name.format(" (logit adjusted)") for name in row) for row in rows),
     ]
     assert found.to_dict()["arms"][4]["over_cross_entropy"]["seeds"] == 3
@@ -158,3 +162,33 @@ def test_other_images_are_not_compared(line_up, run_folder, tmp_path):
     run_folder(tmp_path, specs[1], 0.5, metrics=changed)
     with pytest.raises(ValueError, match=r"5,000 training and 900 test images; 5,000 training and 1,000 test images"):
         contest(specs, collect(tmp_path).records)
+
+
+def test_losses_meet_by_the_mean_over_classes_where_classes_are_unequal(tmp_path, run_folder):
+    """Test images with the same tail: the accuracy says nothing, the mean over classes all."""
+    specs = own_data("digits", radii=[1.0], losses=["cross_entropy", "logit_adjusted"]).specs()
+    for spec in specs:
+        shift = 0.1 + spec.seed / 100 if spec.loss == "logit_adjusted" else 0.0
+        path = run_folder(tmp_path, spec, 0.8 + spec.seed / 1000) / "result.json"
+        result = json.loads(path.read_text())
+        result["metrics"] |= {"balanced": 0.6 + shift, "class_counts": [150, *[20] * 9]}
+        path.write_text(json.dumps(result))
+    found = contest(specs, collect(tmp_path).records)
+    (other,) = (item for item in found.contestants if item.rival)
+    assert other.rival == "plain (cross-entropy), mean over classes"
+    assert other.over_loss.difference == pytest.approx(0.11)
+    assert "Plain with this loss against plain (cross-entropy), mean over classes: better by" in found.conclusion[1]
+
+
+def test_a_rival_that_is_missing_is_told_as_other_missing_runs_are(line_up):
+    specs = own_data("digits", losses=["cross_entropy", "logit_adjusted"], radii=[1.0]).specs()
+    found = line_up(specs, [spec for spec in specs if (spec.head, spec.loss) != ("plain", "cross_entropy")])
+    (told,) = (comparison for label, _, comparison in found.verdicts() if label == "plain (logit adjusted)")
+    assert told is None
+    assert found.conclusion[1].endswith("not testable: no seed has both runs.")
+
+
+def test_when_to_reweigh_asks_for_reweighting():
+    short, long = ((("reweight_from", 8),), (("reweight", "effective"), ("reweight_from", 8)))
+    methods = {Method.of(RunSpec(head="cosine", loss="ldam", loss_options=given)) for given in (short, long)}
+    assert len(methods) == 1

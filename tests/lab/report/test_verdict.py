@@ -40,6 +40,7 @@ class Arm:
     over_plain: Comparison | None = None
     over_control: Comparison | None = None
     over_loss: Comparison | None = None
+    rival: str = ""
 
 
 def told(unit=NOISE, radius=NOISE, both=NOISE, control=NOISE, loss="cross_entropy"):
@@ -149,6 +150,7 @@ def test_every_loss_has_its_own_sentence():
         "On this data, with the loss cross_entropy, the matrix helps at radius 1 (+2.10 points over plain).",
         f"On this data, with the loss other, {NOTHING}.",
     ]
-    *_, told = conclude([*arms, Arm(Method("plain", 1.0, loss="other"), over_loss=UP)])
-    with_it = "With the plain head this loss is, against cross-entropy, better by 2.10 points, more than seed noise."
-    assert told == f"On this data, with the loss other, {NOTHING}. {with_it}"
+    for found in (UP, NOISE, FEW, None):
+        *_, told = conclude([*arms, Arm(Method("plain", 1.0, loss="other"), None, None, found, "plain (usual)")])
+        ends = f"Plain with this loss against plain (usual): {verdict(found)}."
+        assert told == f"On this data, with the loss other, {NOTHING}. {ends}"

@@ -33,7 +33,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "logit_adjusted": {"tau": 1.0},
     "squared_cosine": {},
 }
-"""The options of every loss and their defaults; None: nothing of the kind is done."""
+"""The options of every loss and their defaults; None: left out, nothing of the kind is done."""
 
 
 def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
@@ -152,7 +152,8 @@ def _check_reweighting(spec: RunSpec, class_counts: Sequence[int]) -> None:
     """Refuse now what would otherwise stop a run in the epoch in which its classes get their weights."""
     chosen = _chosen(spec)
     how, start = chosen["reweight"], chosen["reweight_from"]
-    if how not in (None, "effective"):
+    given = dict(spec.loss_options)
+    if how != "effective" and "reweight" in given:
         raise ValueError(f"unknown re-weighting {how!r}. Known: effective. Leave it out for none.")
     if not isinstance(start, int) or start < 0:
         raise ValueError(f"reweight_from must be an epoch, counted from 0, got {start!r}. Name one such as 160 of 200.")

@@ -9,7 +9,7 @@ from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, distinctions
-from maxsep.lab.report.family import Family, family, is_echo
+from maxsep.lab.report.family import BY, Family, family, is_echo, loss_metric
 from maxsep.lab.report.statistics import Comparison, Summary, highest
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent, rounded
 from maxsep.lab.spec import RunSpec
@@ -28,7 +28,8 @@ CAPTION = (
     "and its p-value, then the one after Holm's correction for the number of tests in these tables, where it is "
     "another. In colour: what is still more than noise after it."
 )
-_SAME_LOSS = "Heads are compared with heads of the same loss, and plain heads with plain and cross-entropy beside them."
+_SAME_LOSS = "Heads are compared with heads of the same loss."
+_LOSSES = "Plain heads of other losses are compared with the plain head of cross-entropy."
 _BY_DIRECTION = "For heads that compare directions plain is cosine."
 _CENTRED = (
     "Cosines with the columns of the matrix are, under SGD, a plain head with centred and normalised logits: the "
@@ -64,8 +65,10 @@ def _bases(settings: Sequence[Setting]) -> list[str]:
     found = [
         plain.method for s in settings for m in s.entries if (plain := s.plain(m)) is not None and plain.method != m
     ]
-    losses = {method.loss for setting in settings for method in setting.entries if method.head == "plain"}
-    told = [_SAME_LOSS] if len({(base.loss, base.loss_options) for base in found}) > 1 or len(losses) > 1 else []
+    told = [_SAME_LOSS] if len({(base.loss, base.loss_options) for base in found}) > 1 else []
+    usual = Method("plain", 1.0)
+    if any(usual in s.entries and any(m.head == "plain" and m != usual for m in s.entries) for s in settings):
+        told.append(_LOSSES)
     return [*told, *([_BY_DIRECTION] if any(base.head == "cosine" for base in found) else [])]
 
 
@@ -137,7 +140,7 @@ def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> R
     over_plain = gain(tests.get((setting.spec, method, "plain")))
     if (of_loss := tests.get((setting.spec, method, "loss"))) is not None:
         found = gain(of_loss)
-        over_plain = dataclasses.replace(found, detail=f"over cross-entropy: {found.detail}")
+        over_plain = dataclasses.replace(found, detail=f"over cross-entropy{BY[loss_metric(setting)]}: {found.detail}")
     over_control = _control_cell(setting, method, tests)
     if echo:
         over_plain, over_control = Cell("= maxsep", "up to rounding", "muted"), EMPTY

@@ -10,7 +10,7 @@ from maxsep.lab.report.collect import Record
 from maxsep.lab.report.labels import NETWORKS, dataset_label, differences, network_label
 from maxsep.lab.report.statistics import Comparison, Summary, compare, summarise
 from maxsep.lab.report.tail import class_counts, in_words, is_unequal
-from maxsep.lab.spec import Options, RunSpec
+from maxsep.lab.spec import Options, RunSpec, options
 
 HEADS = (
     *("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer", "etf", "hpn"),
@@ -52,9 +52,12 @@ class Method:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Method:
-        """A run's method; `scaled` at radius 1 is `plain`."""
+        """A run's method; `scaled` at radius 1 is `plain`, and when to re-weigh asks for re-weighting."""
         spec = canonical(spec)
-        return cls(spec.head, spec.radius, spec.head_options, spec.loss, spec.loss_options)
+        given = dict(spec.loss_options)
+        if any(name.startswith("reweight_") for name in given):
+            given.setdefault("reweight", "effective")
+        return cls(spec.head, spec.radius, spec.head_options, spec.loss, options(**given))
 
     @property
     def label(self) -> str:

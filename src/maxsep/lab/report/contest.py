@@ -10,7 +10,7 @@ from typing import Any, get_args
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import Entry, Method, settings_of, several_losses
-from maxsep.lab.report.family import Against, family
+from maxsep.lab.report.family import BY, Against, family, loss_metric
 from maxsep.lab.report.shots import shots_of
 from maxsep.lab.report.statistics import TEST, Comparison, Summary, mean
 from maxsep.lab.report.tail import class_counts, is_unequal
@@ -29,7 +29,9 @@ class Contestant:
     over_plain: Comparison | None
     over_control: Comparison | None
     over_loss: Comparison | None = None
-    """The plain head with another loss against itself with cross-entropy."""
+    """A plain head with another loss against its rival."""
+    rival: str = ""
+    """The plain head with cross-entropy that another loss is compared with, and by what; nothing if not asked for."""
     names_loss: bool = False
     """Whether labels say cross-entropy, because other losses stand beside it."""
 
@@ -81,7 +83,7 @@ class Contestant:
             "groups": self.groups,
             "over_plain": None if method.head == "plain" else _told(self.over_plain),
             "over_control": _told(self.over_control) if self.has_control else None,
-            "over_cross_entropy": None if self.over_loss is None else _told(self.over_loss),
+            "over_cross_entropy": _told(self.over_loss) if self.rival else None,
         }
 
 
@@ -133,8 +135,8 @@ class Contest:
                 rows.append((item.label, item.plain, item.over_plain))
             if item.has_control:
                 rows.append((item.label, item.control, item.over_control))
-            if item.over_loss is not None:
-                rows.append((item.label, Method("plain", 1.0).named(loss=True), item.over_loss))
+            if item.rival:
+                rows.append((item.label, item.rival, item.over_loss))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,13 +172,17 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     tests = family(settings)
     entries = {method: (setting, entry) for setting in settings for method, entry in setting.entries.items()}
     named, found = several_losses(methods), []
+    usual = Method("plain", 1.0)
+    by = BY[loss_metric(settings[0])] if settings else ""
     for method in methods:
+        is_rival = method.head == "plain" and usual in methods and method != usual
+        rival = f"{usual.named(loss=True)}{by}" if is_rival else ""
         if method not in entries:
-            found.append(Contestant(Entry(method), None, None, names_loss=named))
+            found.append(Contestant(Entry(method), None, None, None, rival, named))
             continue
         setting, entry = entries[method]
         plain, control, loss = (tests.get((setting.spec, method, against)) for against in get_args(Against))
-        found.append(Contestant(entry, plain, control, loss, named))
+        found.append(Contestant(entry, plain, control, loss, rival, named))
     return Contest(tuple(found), tuple(records), tuple(spec for spec in asked if spec.name not in done))
 
 

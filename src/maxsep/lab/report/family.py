@@ -12,6 +12,8 @@ from maxsep.lab.spec import RunSpec
 Against = Literal["plain", "control", "loss"]
 Family = Mapping[tuple[RunSpec, Method, Against], Comparison]
 
+BY = {"top1": "", "balanced": ", mean over classes"}
+"""What is said of the measure of a comparison, if anything."""
 _TWIN_TOLERANCE = 0.01
 """Rounding lets the accuracies of maxsep and its twin drift apart by a few images, not by more."""
 
@@ -32,6 +34,14 @@ def family(settings: Sequence[Setting]) -> Family:
                     found[setting.spec, method, against] = comparison
     corrected = adjust(list(found.values()))
     return {key: new for key, new in zip(found, corrected, strict=True) if new is not None}
+
+
+def loss_metric(setting: Setting) -> str:
+    """By what losses are compared: where classes are unequal by the mean over them, which is what such losses are for.
+
+    Test images may have the same tail, and then the accuracy hardly knows rare classes.
+    """
+    return "balanced" if setting.is_tailed else "top1"
 
 
 def is_echo(setting: Setting, method: Method) -> bool:
@@ -55,7 +65,7 @@ def _compare(setting: Setting, method: Method, against: Against) -> Comparison |
         return None
     if against == "loss":
         usual = setting.entries.get(Method("plain", 1.0)) if method.head == "plain" else None
-        return setting.against(method, usual)
+        return setting.against(method, usual, loss_metric(setting))
     if against == "plain":
         return setting.against(method, setting.plain(method))
     control = None if method.head in BASE_HEADS else setting.control(method)

@@ -33,7 +33,11 @@ class Judged(Protocol):
 
     @property
     def over_loss(self) -> Comparison | None:
-        """Of a plain head with another loss, against plain with cross-entropy."""
+        """Of a plain head with another loss, against its rival."""
+
+    @property
+    def rival(self) -> str:
+        """The name of plain with cross-entropy, and by what it is compared; nothing if there is no such comparison."""
 
 
 def verdict(comparison: Comparison | None) -> str:
@@ -60,7 +64,7 @@ def verdict(comparison: Comparison | None) -> str:
 
 
 def conclude(judged: Sequence[Judged]) -> list[str]:
-    """Sum up in one sentence for each loss: what the matrix adds, and what its radius does without it.
+    """Sum up for each loss: what the matrix adds, what its radius does without it, and what the loss itself brings.
 
     The matrix is what differs between `maxsep` and the control at the same radius, the radius what differs between
     that control and the plain head.
@@ -112,8 +116,8 @@ def _sum_up(judged: Sequence[Judged]) -> str:
 
 def _of_loss(judged: Sequence[Judged]) -> str:
     """Say what the loss itself brings the plain head, where cross-entropy was trained beside it."""
-    found = next((item.over_loss for item in judged if item.over_loss is not None), None)
-    return "" if found is None else f". With the plain head this loss is, against cross-entropy, {verdict(found)}"
+    told = (f". Plain with this loss against {item.rival}: {verdict(item.over_loss)}" for item in judged if item.rival)
+    return next(told, "")
 
 
 def _of_matrix(effects: Sequence[Effect]) -> list[str]:
