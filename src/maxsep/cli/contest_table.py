@@ -63,8 +63,8 @@ def _rows(found: Contest) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
     notes = ["scaled is the plain head times the radius: the control. At radius 1 it is plain itself."]
+    rivals = any(item.rival for item in found.contestants)
     if len({item.method.loss for item in found.contestants}) > 1:
-        rivals = any(item.rival for item in found.contestants)
         losses = "losses with cross-entropy, by the plain head" if rivals else "losses with none: add cross_entropy"
         notes.append(f"Every head is compared with heads of the same loss; {losses}.")
     if found.tests == 1:
@@ -75,9 +75,8 @@ def _rows(found: Contest) -> list[str]:
             "(the report has p before it, too)."
         )
     if found.unequal:
-        tests = "The tests of heads are of the accuracy, those of losses of the mean over classes."
-        if not any(item.rival for item in found.contestants):
-            tests = "The tests are of the accuracy."
+        of_heads = "The tests of heads are of the accuracy, those of losses of the mean over classes."
+        tests = of_heads if rivals else "The tests are of the accuracy."
         notes.append(f"The classes are unequal: the mean over classes counts each alike. {tests}")
         notes += [f"{sizes(found.class_counts).capitalize()}."] if groups else []
     return [*lines, *notes]

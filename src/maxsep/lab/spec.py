@@ -125,6 +125,15 @@ class RunSpec:
             )
 
     @property
+    def reweights(self) -> bool:
+        """Whether classes get weights from some epoch on: any option of deferred re-weighting asks for it.
+
+        >>> RunSpec(loss="ldam", loss_options=(("reweight_from", 160),)).reweights
+        True
+        """
+        return self.loss == "ldam" and any(name.startswith("reweight") for name, _ in self.loss_options)
+
+    @property
     def name(self) -> str:
         """The run's folder name: readable parts, then a digest of the whole spec."""
         tail = "" if self.imbalance == 1 else f"-lt{self.imbalance:g}"

@@ -121,19 +121,10 @@ def reweight(loss: Loss, spec: RunSpec, class_counts: Sequence[int], epoch: int)
     >>> loss.weight.round(decimals=3).tolist()
     [0.02, 1.98]
     """
-    if isinstance(loss, LDAMLoss) and is_reweighted(spec):
+    if isinstance(loss, LDAMLoss) and spec.reweights:
         chosen = _chosen(spec)
         due, beta = epoch >= chosen["reweight_from"], chosen["reweight_beta"]
         loss.reweight(effective_number_weights(class_counts, beta, dtype=torch.float64) if due else None)
-
-
-def is_reweighted(spec: RunSpec) -> bool:
-    """Whether a spec asks for deferred re-weighting, by any of its options.
-
-    >>> is_reweighted(RunSpec(loss="ldam", loss_options=(("reweight_from", 160),)))
-    True
-    """
-    return spec.loss == "ldam" and not _REWEIGHTING.keys().isdisjoint(dict(spec.loss_options))
 
 
 def last_loss(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
@@ -161,7 +152,7 @@ def _check_reweighting(spec: RunSpec, class_counts: Sequence[int]) -> None:
 
 
 def _ldam(spec: RunSpec, class_counts: Sequence[int]) -> Loss:
-    if is_reweighted(spec):
+    if spec.reweights:
         _check_reweighting(spec, class_counts)
     own = {key: value for key, value in _chosen(spec).items() if key not in _REWEIGHTING}
     return LDAMLoss(class_counts, **own)

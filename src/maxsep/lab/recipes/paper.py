@@ -168,7 +168,7 @@ def _number(table: str, *keys: str | None) -> PaperNumber | None:
 def _ldam_row(spec: RunSpec) -> tuple[str | None, str | None]:
     """The method and head under which the paper has an LDAM run."""
     given = dict(spec.loss_options)
-    method = "ldam_drw" if any(key.startswith("reweight") for key in given) else "ldam_sgd"
+    method = "ldam_drw" if spec.reweights else "ldam_sgd"
     margin = given.get("max_margin", 0.5)
     if spec.radius == 1 and spec.head == "cosine" and margin == 0.5:
         return method, "plain"

@@ -55,7 +55,7 @@ class Method:
         """A run's method; `scaled` at radius 1 is `plain`, and when to re-weigh asks for re-weighting."""
         spec = canonical(spec)
         given = dict(spec.loss_options)
-        if any(name.startswith("reweight_") for name in given):
+        if spec.reweights:
             given.setdefault("reweight", "effective")
         return cls(spec.head, spec.radius, spec.head_options, spec.loss, options(**given))
 
