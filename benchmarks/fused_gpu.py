@@ -87,7 +87,7 @@ def losses():
     }
 
 
-def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None):
+def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None, folders=None):
     """Take other tiles (numbers in the order of the names above) and chunks than the package's own."""
     from maxsep.ops.fused import chunks, triton_form
 
@@ -97,6 +97,8 @@ def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None):
         triton_form.BACKWARD_TILE = dict(zip(TILE, map(int, backward_tile.split(",")), strict=True))
     if stream:
         triton_form.STREAM = triton_form.STREAM | dict(zip(STREAM, map(int, stream.split(",")), strict=True))
+    if folders is not None:
+        triton_form.FOLDERS = folders
     if chunk_mb:
         chunks.CHUNK_BYTES["cuda"] = chunk_mb << 20
 

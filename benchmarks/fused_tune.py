@@ -30,6 +30,8 @@ STREAMS = ("16,32", "32,32", "64,32", "32,64", "64,64", "32,16", "64,16", "128,1
 STREAMED = (1_024, 4_096, CHUNK, ALL)
 SIZES = (16_384, 14_336, 12_288, 8_192, 4_096, 2_048, 1_024, 512)
 CHUNKS = (160, 128, 80)
+FOLDED = (512, 1_024, 2_048, 4_096, 8_192, CHUNK)
+FOLDERS = (0, 2, 4, 8, 16)
 
 
 def per_call(step):
@@ -115,6 +117,17 @@ def streams(num_classes):
     return {name: told(f"{name}, {num_classes:,}", times) for name, times in found.items()}
 
 
+def folds(num_classes):
+    """Time the fold of a chunk by so many programs for each processor; 0 is one for each block."""
+    weight, out = rows(num_classes - 1), torch.zeros(num_classes, WIDTH, device="cuda", dtype=torch.bfloat16)
+    carries = triton_form.block_carries(weight, 1.0, 256, torch.float32)
+    found = {}
+    for folders in FOLDERS:
+        use(folders=folders)
+        found[folders] = per_call(lambda: triton_form.fold(weight, carries, 1.0, 256, 0, num_classes, out))
+    return told(f"fold, {num_classes:,}, by programs", found)
+
+
 def whole(megabytes):
     """Time the whole loss at a million classes with chunks of some size."""
     use(chunk_mb=megabytes)
@@ -146,6 +159,8 @@ def main():
         best["stream"] = fastest(totals)
         use(best["forward"], best["backward"], best["stream"])
         say("--forward-tile {forward} --backward-tile {backward} --stream {stream}".format(**best))
+    for size in FOLDED:
+        record.run("folds", size, functools.partial(folds, size))
     for megabytes in CHUNKS:
         record.run("chunks", megabytes, functools.partial(whole, megabytes))
     return record.end()

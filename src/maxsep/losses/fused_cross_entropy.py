@@ -176,11 +176,13 @@ def _row_values(
         x, layer.weight, labels, offset, weight,
         radius=layer.radius, separate=layer.separate, basis=layer.basis, smoothing=smoothing > 0, chunk=chunk,
     )  # fmt: skip
-    own = torch.ones_like(nll) if weight is None else weight[torch.where(is_class, labels, 0)]
-    zero = torch.zeros((), dtype=nll.dtype, device=nll.device)
-    values = (1 - smoothing) * own * nll + (smoothing * smooth if smoothing else zero)
-    values = torch.where(counts, torch.where(is_class, values, torch.nan), zero)
-    return values, torch.where(counts, own, zero)
+    counted, values = counts, nll
+    if weight is not None:
+        own = weight[torch.where(is_class, labels, 0)]
+        counted, values = torch.where(counts, own, 0), own * nll
+    if smoothing:
+        values = (1 - smoothing) * values + smoothing * smooth
+    return torch.where(counts, torch.where(is_class, values, torch.nan), 0.0), counted
 
 
 def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
@@ -189,6 +191,8 @@ def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
     if reduction == "sum":
         return values.sum()
     total = counted.sum()
+    if counted.dtype == torch.bool:  # without class weights, samples that do not count are all that makes 0/0
+        return values.sum() / total
     # nothing to take a mean of: the value is 0/0 as torch's is, but no gradient is
     undefined = torch.where(total == 0, torch.nan, torch.zeros_like(total))
     return values.sum() / torch.where(total == 0, 1, total) + undefined

@@ -89,6 +89,47 @@ def test_other_tiles(cols, monkeypatch):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize(("folders", "span"), [(0, 256), (1, 128), (2, 64), (100, 32)])
+def test_blocks_are_folded_by_as_many_programs_as_keep_the_processors_busy(folders, span, monkeypatch):
+    monkeypatch.setattr(triton_form, "FOLDERS", folders)
+    assert triton_form._span(512, 256, 5, 4) == span
+    torch.manual_seed(0)
+    weight = torch.randn(700, 5)
+    carries = triton_form.block_carries(weight, 0.7, 256, torch.float32)
+    exact = 0.7 * simplex(701, dtype=torch.float64).T @ weight.double()
+    for start, stop in ((0, 512), (256, 701), (512, 701)):
+        out = torch.full((stop - start, 5), torch.nan)
+        triton_form.fold(weight, carries, 0.7, 256, start, stop, out)
+        torch.testing.assert_close(out.double(), exact[start:stop], atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("basis", ["none", "recursive", "householder"])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("width", [5, 8])
+def test_nothing_is_read_before_it_is_written(basis, full, width):
+    """New memory holds NaN here."""
+    size = (603, 20, width, basis, full, 256)
+    exact = derivatives("dense", *size)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for form in ("triton", "torch"):
+            for ours, theirs in zip(derivatives(form, *size), exact, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=3e-5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.filterwarnings("ignore:divide by zero")  # the interpreter's logarithm of nothing
+def test_a_sample_whose_logits_are_all_minus_infinity_has_the_losses_of_the_plain_form():
+    x, weight, target = torch.ones(2, 4), torch.ones(4, 4), torch.tensor([0, 4])
+    offset = torch.full((5,), -torch.inf)
+    found = [row_losses(x, weight, target, offset, basis="householder", form=form)[0] for form in ("triton", "torch")]
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 def test_programs_take_several_tiles_where_a_launch_has_too_few(monkeypatch):
     monkeypatch.setattr(triton_form, "MOST_GROUPS", 2)
     size = (300, 70, 3, "recursive", False, None)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxsep.ops.fused.householder import LastClass, basis_factors, last_logits
-from maxsep.ops.fused.torch_form import sum_of_rows
+from maxsep.ops.fused.householder import LastClass, basis_factors
+from maxsep.ops.fused.torch_form import last_gradients, last_logits, sum_of_rows
 
 
 @given(num_classes=st.integers(2, 10**7), radius=st.floats(1e-3, 1e3))
@@ -43,7 +43,7 @@ def test_its_part_is_what_is_missing(smooth):
     logits = torch.cat([x @ weight.T * scale, (x @ weight.sum(0))[:, None] * coefficient], 1) + offset
     lse, own, total = logits.logsumexp(1), logits.gather(1, target[:, None])[:, 0], logits @ shares
 
-    alone = last_logits(x.detach(), weight.detach().sum(0), 5, 0.7, offset.detach())
+    alone = last_logits(x.detach(), weight.detach().sum(0), coefficient, offset.detach())
     torch.testing.assert_close(alone, logits[:, 4])
     last = LastClass(alone, 5, target, shares)
     rest, before = logits[:, :4].detach(), torch.where(target < 4, own, 0).detach()
@@ -53,17 +53,17 @@ def test_its_part_is_what_is_missing(smooth):
 
     value = (u * (lse - own)).sum() + ((v * (lse - total)).sum() if smooth else 0)
     (exact,) = torch.autograd.grad(value, logits, retain_graph=True)
-    g = last.gradient(lse.detach(), u + v if smooth else u, u, v if smooth else None)
+    g, shift = last_gradients(last, lse.detach(), u + v if smooth else u, u, v if smooth else None)
     torch.testing.assert_close(g, exact[:, 4])
     # what reaches the outputs of the layer: that of their own logits, and the same of this class for all
-    outputs = scale * (exact[:, :4] + last.shift(g)[:, None])
+    outputs = scale * (exact[:, :4] + shift[:, None])
     dx, dw = torch.autograd.grad(value, (x, weight))
     torch.testing.assert_close(outputs @ weight.detach(), dx)
     torch.testing.assert_close(outputs.T @ x.detach(), dw)
 
 
 def test_without_offset_and_class_weights():
-    logits = last_logits(torch.ones(1, 2), torch.ones(2), 4, 3.0, None)
+    logits = last_logits(torch.ones(1, 2), torch.ones(2), basis_factors(4, 3.0)[1], None)
     torch.testing.assert_close(logits, torch.tensor([2 * basis_factors(4, 3.0)[1]]))
     last = LastClass(logits, 4, torch.tensor([0]), None)
     _, _, total = last.merged(*torch.zeros(3, 1))

@@ -107,7 +107,7 @@ def test_joined_kernels_take_nothing_of_the_weights_size_beside_its_gradient():
 
 def test_the_wide_sum_is_gone_before_the_adjoint(monkeypatch):
     x, weight, target = problem(500, 70, 51, torch.bfloat16)
-    adjoint, product, alive = torch_form.adjoint_, passes.add_product, {}
+    adjoint, product, alive = torch_form.adjoint_, passes.product, {}
 
     def wide_sums():
         return sum(
@@ -118,6 +118,6 @@ def test_the_wide_sum_is_gone_before_the_adjoint(monkeypatch):
         return lambda *given: alive.update({name: wide_sums()}) or function(*given)
 
     monkeypatch.setattr(torch_form, "adjoint_", noting("adjoint", adjoint))
-    monkeypatch.setattr(passes, "add_product", noting("product", product))
+    monkeypatch.setattr(passes, "product", noting("product", product))
     row_losses(x, weight, target)[0].sum().backward()
     assert alive == {"product": 1, "adjoint": 0}

@@ -13,6 +13,7 @@ second, and reaches every z_i alike: dz_i = a (g_i - g_k / (1 + sqrt C)), one nu
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,44 +31,39 @@ def basis_factors(num_classes: int, radius: float) -> tuple[float, float]:
     return radius * a, -radius * a / (1 + math.sqrt(num_classes))
 
 
-def last_logits(x: Tensor, summed: Tensor, num_classes: int, radius: float, offset: Tensor | None) -> Tensor:
-    """Return the logits of class C-1, (B,), for features x, (B, D), and the sum of all rows, (D,).
-
-    >>> last_logits(torch.ones(1, 2), torch.ones(2), 4, 3.0, None)
-    tensor([-2.3094])
-    """
-    logits = x.to(summed.dtype) @ summed * basis_factors(num_classes, radius)[1]
-    return logits if offset is None else logits + offset[-1]
-
-
+@dataclass(frozen=True)
 class LastClass:
     """The class without a row: its part in the loss, and in what the other classes give.
-
-    Args:
-        logits: Its logits, (B,).
-        num_classes: C, of which it is number C-1.
-        target: Class indices, (B,).
-        class_weight: Of the smoothing term, (C,).
 
     >>> LastClass(torch.zeros(1), 4, torch.tensor([3]), None).merged(torch.zeros(1), torch.ones(1), None)
     (tensor([0.6931]), tensor([0.]), None)
     """
 
-    def __init__(self, logits: Tensor, num_classes: int, target: Tensor, class_weight: Tensor | None) -> None:
-        self._logits, self._num_classes = logits, num_classes
-        self._is_target = target == num_classes - 1
-        self._share = 1.0 if class_weight is None else class_weight[-1]
+    logits: Tensor
+    """(B,)."""
+    num_classes: int
+    """C, of which it is number C-1."""
+    target: Tensor
+    """Class indices, (B,)."""
+    class_weight: Tensor | None
+    """Of the smoothing term, (C,)."""
+
+    @property
+    def reach(self) -> float:
+        """What its gradient adds to that of every other logit, as a factor: o_k = - sum_i o_i / (1 + sqrt C)."""
+        return -1 / (1 + math.sqrt(self.num_classes))
+
+    @property
+    def _share(self) -> Tensor | float:
+        return 1.0 if self.class_weight is None else self.class_weight[-1]
 
     def merged(self, lse: Tensor, target_logit: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Take this class into the log-sum-exp, the target logit and the weighted sum of the others, (B,) each."""
-        total = None if total is None else total + self._logits * self._share
-        return torch.logaddexp(lse, self._logits), torch.where(self._is_target, self._logits, target_logit), total
+        total = None if total is None else total + self.logits * self._share
+        is_target = self.target == self.num_classes - 1
+        return torch.logaddexp(lse, self.logits), torch.where(is_target, self.logits, target_logit), total
 
     def gradient(self, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None) -> Tensor:
         """Return g = a exp(z - lse) - u [y = k] - v w_k, (B,)."""
-        g = a * (self._logits - lse).exp() - torch.where(self._is_target, u, 0)
+        g = a * (self.logits - lse).exp() - torch.where(self.target == self.num_classes - 1, u, 0)
         return g if v is None else g - v * self._share
-
-    def shift(self, g: Tensor) -> Tensor:
-        """Return what its gradient adds to that of every other logit, (B,): o_k = - sum_i o_i / (1 + sqrt C)."""
-        return g * (-1 / (1 + math.sqrt(self._num_classes)))

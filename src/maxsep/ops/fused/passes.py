@@ -25,7 +25,7 @@ from maxsep.ops.fused.chunks import (
     rows_beside,
     wave,
 )
-from maxsep.ops.fused.householder import LastClass, basis_factors, last_logits
+from maxsep.ops.fused.householder import LastClass, basis_factors
 from maxsep.ops.fused.logits_side import separated, unseparated_
 from maxsep.ops.fused.products import add_product, product
 from maxsep.ops.fused.state import RowState
@@ -96,10 +96,10 @@ class Stream:
 
     def forward(self, smoothing: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return nll, smooth, log-sum-exp, (B,) each, and the carries for the second pass."""
-        batch, like = len(self.x), self.x.new_empty(0, dtype=self.wide)
-        state = RowState.empty(self.steps.parts(self.x) if self.joins else 1, batch, like, with_total=smoothing)
+        like = self.x.new_empty(0, dtype=self.wide)
+        state = self._state(like, smoothing)
         carries = self._carries()
-        carry = like.new_zeros(batch)
+        carry = like.new_zeros(len(self.x)) if self.side == "logits" else like
         # a product that ends in the log-sum-exp writes no logits
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
         chunks = self._chunks(sizes, first_pass=True)
@@ -117,13 +117,12 @@ class Stream:
                 carries[turn] = carry
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
             self.steps.accumulate(logits, *parts, self.target, start, state)
-        lse, target_logit, total = state.merged()
-        if self.side == "householder":
-            lse, target_logit, total = self._last_class(carries).merged(lse, target_logit, total)
+        last = self._last_class(carries) if self.side == "householder" else None
+        nll, lse, total = self.steps.merged(state, last)
         smooth = torch.zeros_like(lse)
         if total is not None:
             smooth = lse * self._mean_weight() - total / self.num_classes
-        return lse - target_logit, smooth, lse, carries
+        return nll, smooth, lse, carries
 
     def backward(
         self, u: Tensor, v: Tensor | None, lse: Tensor, carries: Tensor, wants: tuple[bool, bool, bool]
@@ -171,11 +170,10 @@ class Stream:
         """Return what the gradients follow from, and write the offset's of the class that no chunk holds."""
         if self.side != "householder":
             return lse, a, u, v, None
-        last = self._last_class(carries)
-        g = last.gradient(lse, a, u, v)
+        g, shift = self.steps.last_gradients(self._last_class(carries), lse, a, u, v)
         if columns.numel():
             columns[-1] = g.sum()
-        return lse, a, u, v, last.shift(g)
+        return lse, a, u, v, shift
 
     def _second_pass(
         self,
@@ -189,8 +187,10 @@ class Stream:
         """Write the gradients of the weight that P is folded into and of the offset, and return that of x."""
         x, (dw, columns) = self.x, gradients
         wants_x, wants_weight, wants_offset = wants
-        dx = torch.zeros(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
-        later = dx.new_zeros(len(x))
+        # on the logits side the first chunk may be the class without a row, which adds nothing to begin with
+        begins = torch.zeros if self.side == "logits" else torch.empty
+        dx = begins(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
+        later = dx.new_zeros(len(x)) if self.side == "logits" else dx
         joined = self.steps.differentiating(x, self.target, factors, self.scale) if self.joins else None
         for turn, (start, stop) in enumerate(chunks):
             g, room = scratch.take(start, stop)
@@ -208,8 +208,10 @@ class Stream:
             else:
                 self._products(weight, g)
                 self.steps.gradient_(g, *parts, self.target, start, factors, sums)
-            if wants_x:
+            if wants_x and (turn or self.side == "logits"):
                 add_product(dx, g, weight)
+            elif wants_x:
+                product(g, weight, dx)
             if wants_weight:
                 product(g.T, x, dw[start : start + len(weight)], self.outer_scale)
         return scratch.rounded(dx) if wants_x and dx.dtype != x.dtype else dx
@@ -226,10 +228,18 @@ class Stream:
             own //= 3  # running sums are copies
         return equal_chunks(sizes, min(own, most), self.grain, unit)
 
+    def _state(self, like: Tensor, smoothing: bool) -> RowState:
+        """Return what the first chunk is added to; a product that ends in the log-sum-exp needs no more than room."""
+        if self.joins:
+            return RowState.room(self.steps.parts(self.x), len(self.x), like, with_total=smoothing)
+        return RowState.empty(1, len(self.x), like, with_total=smoothing)
+
     def _carries(self) -> Tensor:
         if self.side == "householder":
+            _, factor = basis_factors(self.num_classes, self.radius)
             summed = self.steps.sum_of_rows(self.weight, self.wide)
-            return last_logits(self.x, summed, self.num_classes, self.radius, self.offset)
+            last: Tensor = self.steps.last_logits(self.x, summed, factor, self.offset)
+            return last
         if self.side != "weight":
             return self.empty_carries()
         carries: Tensor = self.steps.block_carries(self.weight, self.radius, self.grain, self.wide)

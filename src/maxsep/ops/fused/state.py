@@ -26,6 +26,12 @@ class RowState:
     """sum_j w_j z_j, for label smoothing."""
 
     @classmethod
+    def room(cls, parts: int, batch: int, like: Tensor, *, with_total: bool) -> RowState:
+        """Return room for a state, in the dtype and on the device of `like`."""
+        most, mass, target, *total = like.new_empty(3 + with_total, parts, batch)
+        return cls(most, mass, target, total[0] if total else None)
+
+    @classmethod
     def empty(cls, parts: int, batch: int, like: Tensor, *, with_total: bool) -> RowState:
         """Return the state before the first class, in the dtype and on the device of `like`."""
         zeros = like.new_zeros(3, parts, batch)

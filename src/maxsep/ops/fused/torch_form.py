@@ -18,6 +18,7 @@ import math
 import torch
 from torch import Tensor
 
+from maxsep.ops.fused.householder import LastClass
 from maxsep.ops.fused.state import RowState
 
 PAD = 1
@@ -108,6 +109,30 @@ def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
     for piece in torch.split(weight, _rows_at_a_time(weight)):
         total += piece.sum(0, dtype=wide)
     return total
+
+
+def last_logits(x: Tensor, summed: Tensor, factor: float, offset: Tensor | None) -> Tensor:
+    """Return the logits of the class without a row, (B,), for features x, (B, D), and the sum of all rows, (D,).
+
+    >>> last_logits(torch.ones(1, 2), torch.ones(2), -0.5, None)
+    tensor([-1.])
+    """
+    logits = x.to(summed.dtype) @ summed * factor
+    return logits if offset is None else logits + offset[-1]
+
+
+def last_gradients(last: LastClass, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the gradient at the logits of the class without a row, and what it adds to all others, (B,) each."""
+    g = last.gradient(lse, a, u, v)
+    return g, g * last.reach
+
+
+def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, log-sum-exp and weighted sum of all classes, (B,) each."""
+    lse, target_logit, total = state.merged()
+    if last is not None:
+        lse, target_logit, total = last.merged(lse, target_logit, total)
+    return lse - target_logit, lse, total
 
 
 def accumulate(

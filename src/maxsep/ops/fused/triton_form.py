@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from maxsep.ops.fused.chunks import GRAIN
+from maxsep.ops.fused.householder import LastClass
 from maxsep.ops.fused.state import RowState
-from maxsep.ops.kernels import chunks, products
+from maxsep.ops.kernels import chunks, products, samples
 from maxsep.ops.triton_scan import is_interpreting, scale_of
 
 PAD = 8
@@ -25,6 +27,10 @@ STREAM = {"ROWS": 32, "COLS": 64, "STAGES": 3, "num_warps": 1}
 """Tiles that running sums go down the classes in: one warp scans one, and some are always on their way. For an H200:
 1,000,448 classes of 512 features take 308 us for the sums of blocks, 601 for the fold and 917 for the adjoint; tiles of
 16 x 32 take 447, 1,053 and 1,507 (benchmarks/fused_tune.py)."""
+FOLDERS = 4
+"""Programs of a fold for each processor, if the classes of a chunk are enough for so many."""
+SAMPLES = 32
+"""Samples that a program takes where a sample has a few numbers only."""
 ROW_GROUPS = 32
 """Partial sums of the gradient over samples, at most."""
 MOST_GROUPS = 65_535
@@ -41,8 +47,9 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
 def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int, stop: int, out: Tensor) -> None:
     """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain."""
     rows, width = weight.shape
-    chunks.fold_rows[_grid(stop - start, grain, width)](
-        weight, carries, out, start, stop, rows, width, rows, scale_of(radius, rows), GRAIN=grain, **STREAM
+    span = _span(stop - start, grain, width, _processors(weight.device))
+    chunks.fold_rows[_grid(stop - start, span, width)](
+        weight, carries, out, start, stop, rows, width, rows, scale_of(radius, rows), GRAIN=grain, SPAN=span, **STREAM
     )
 
 
@@ -61,6 +68,44 @@ def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
     """Return sum_i W_i, (D,)."""
     assert wide == torch.float32
     return _block_sums(weight, len(weight), 0, 1.0, GRAIN, weighted=False).sum(0)
+
+
+def last_logits(x: Tensor, summed: Tensor, factor: float, offset: Tensor | None) -> Tensor:
+    """Return the logits of the class without a row, (B,), for features x, (B, D), and the sum of all rows, (D,)."""
+    batch, width = x.shape
+    logits = summed.new_empty(batch)
+    samples.last_logits[(triton.cdiv(batch, 16),)](
+        x, summed, offset, logits, factor, 0 if offset is None else len(offset) - 1, batch, width,
+        OFFSET=offset is not None, ROWS=16, COLS=64, num_warps=4,
+    )  # fmt: skip
+    return logits
+
+
+def last_gradients(last: LastClass, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the gradient at the logits of the class without a row, and what it adds to all others, (B,) each."""
+    batch = len(lse)
+    g, shift = lse.new_empty(2, batch)
+    samples.last_gradients[(triton.cdiv(batch, SAMPLES),)](
+        last.logits, lse, a, u, v, last.class_weight, last.target, g, shift, last.reach, last.num_classes - 1, batch,
+        SMOOTH=v is not None, WEIGHT=last.class_weight is not None, ROWS=SAMPLES, num_warps=1,
+    )  # fmt: skip
+    return g, shift
+
+
+def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, log-sum-exp and weighted sum of all classes, (B,) each."""
+    parts, batch = state.most.shape
+    has_total = state.total is not None
+    nll, lse, *total = state.most.new_empty(2 + has_total, batch)
+    summed = total[0] if total else None
+    logits, k, target, share = None, 0, None, None
+    if last is not None:
+        logits, k, target, share = last.logits, last.num_classes - 1, last.target, last.class_weight
+    samples.merge_parts[(triton.cdiv(batch, SAMPLES),)](
+        state.most, state.sum, state.target, state.total, logits, target, share, nll, lse, summed, k, batch,
+        LAST=last is not None, TOTAL=has_total, WEIGHT=share is not None, PARTS=parts, ROWS=SAMPLES, num_warps=1,
+    )  # fmt: skip
+    return nll, lse, summed
 
 
 def accumulate(
@@ -193,6 +238,14 @@ def _programs(x: Tensor, tile: dict[str, Any]) -> int:
 @functools.cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _span(rows: int, grain: int, width: int, processors: int) -> int:
+    """Return how many rows of a block one program folds: fewer where a chunk has too few blocks for the processors."""
+    span, programs = grain, math.prod(_grid(rows, grain, width))
+    while programs < FOLDERS * processors and span > STREAM["ROWS"]:
+        span, programs = span // 2, programs * 2
+    return span
 
 
 def _grid(rows: int, grain: int, width: int) -> tuple[int, int]:

@@ -24,16 +24,20 @@ def accumulate_product(
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, TOTAL: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Online log-sum-exp of ROWS rows of logits over every splits-th tile of classes, into a state of its own."""
+    """Online log-sum-exp of ROWS rows of logits over every splits-th tile of classes, into a state of its own.
+
+    What the state holds before the first class is not read.
+    """
     first = tl.program_id(0) // splits * ROWS
     split = tl.program_id(0) % splits
     row = first + tl.arange(0, ROWS)
     there = row < batch
     place = split.to(tl.int64) * batch + row
     index = (tl.load(target + row, mask=there, other=-1) - start).to(tl.int32)
-    m = tl.load(most + place, mask=there, other=0.0)
-    mass = tl.load(sums + place, mask=there, other=0.0)
-    own = tl.load(target_logit + place, mask=there, other=0.0)
+    seen = there & (start > 0)
+    m = tl.load(most + place, mask=seen, other=-float("inf"))
+    mass = tl.load(sums + place, mask=seen, other=0.0)
+    own = tl.load(target_logit + place, mask=seen, other=0.0)
     summed = tl.zeros([ROWS], tl.float32)
     unit = 1.0 if OFFSET else scale  # what z lacks of a logit
     for tile in tl.range(split, tl.cdiv(size, COLS), splits, flatten=True):
@@ -59,7 +63,7 @@ def accumulate_product(
     tl.store(sums + place, mass, mask=there)
     tl.store(target_logit + place, own, mask=there)
     if TOTAL:
-        tl.store(total + place, tl.load(total + place, mask=there, other=0.0) + summed, mask=there)
+        tl.store(total + place, tl.load(total + place, mask=seen, other=0.0) + summed, mask=there)
 
 
 @triton.jit(do_not_specialize=["start", "size", "batch", "splits"])

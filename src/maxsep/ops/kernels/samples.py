@@ -1,0 +1,84 @@
+"""What the streamed loss does for every sample beside its chunks: a few numbers each, in one launch instead of many.
+
+`ops/fused/torch_form.py` and `householder.py` say what they compute. A program takes ROWS samples.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["batch"])
+def merge_parts(
+    most, sums, target_logit, total, last, target, share, nll, lse, summed, k, batch,
+    LAST: tl.constexpr, TOTAL: tl.constexpr, WEIGHT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge what PARTS programs have seen, and class k if it has logits of its own: nll, log-sum-exp, weighted sum."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < batch
+    m = tl.full([ROWS], -float("inf"), tl.float32)
+    if LAST:
+        z = tl.load(last + row, mask=there, other=0.0)
+        m = z
+    for part in range(PARTS):
+        m = tl.maximum(m, tl.load(most + (part * batch + row), mask=there, other=0.0))
+    # the difference of two infinities is none: with every logit at -inf, any finite reference will do
+    reference = tl.where(m == -float("inf"), 0.0, m)
+    mass = tl.zeros([ROWS], tl.float32)
+    own = tl.zeros([ROWS], tl.float32)
+    weighed = tl.zeros([ROWS], tl.float32)
+    for part in range(PARTS):
+        place = part * batch + row  # parts are few where a batch is large
+        seen = tl.load(most + place, mask=there, other=0.0)
+        mass += tl.load(sums + place, mask=there, other=1.0) * tl.exp(seen - reference)
+        own += tl.load(target_logit + place, mask=there, other=0.0)
+        if TOTAL:
+            weighed += tl.load(total + place, mask=there, other=0.0)
+    if LAST:
+        mass += tl.exp(z - reference)
+        own = tl.where(tl.load(target + row, mask=there, other=-1) == k, z, own)
+        if TOTAL:
+            weighed += z * tl.load(share + k) if WEIGHT else z
+    whole = reference + tl.log(mass)
+    tl.store(nll + row, whole - own, mask=there)
+    tl.store(lse + row, whole, mask=there)
+    if TOTAL:
+        tl.store(summed + row, weighed, mask=there)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def last_logits(
+    x, summed, offset, out, factor, k, batch, width,
+    OFFSET: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Write the logits of the class without a row: factor x . summed, plus its offset."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < batch
+    product = tl.zeros([ROWS, COLS], tl.float32)
+    for first in range(0, width, COLS):
+        col = first + tl.arange(0, COLS)
+        place = row.to(tl.int64)[:, None] * width + col[None, :]
+        value = tl.load(x + place, mask=there[:, None] & (col < width)[None, :], other=0.0).to(tl.float32)
+        product += value * tl.load(summed + col, mask=col < width, other=0.0)[None, :]
+    z = tl.sum(product, 1) * factor
+    if OFFSET:
+        z += tl.load(offset + k)
+    tl.store(out + row, z, mask=there)
+
+
+@triton.jit(do_not_specialize=["batch"])
+def last_gradients(
+    last, lse, a, u, v, share, target, gradient, shift, reach, k, batch,
+    SMOOTH: tl.constexpr, WEIGHT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient at the logits of class k, and reach times it: what it adds to that of every other."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < batch
+    z = tl.load(last + row, mask=there, other=0.0)
+    g = tl.load(a + row, mask=there, other=0.0) * tl.exp(z - tl.load(lse + row, mask=there, other=0.0))
+    is_target = tl.load(target + row, mask=there, other=-1) == k
+    g -= tl.where(is_target, tl.load(u + row, mask=there, other=0.0), 0.0)
+    if SMOOTH:
+        own = tl.load(v + row, mask=there, other=0.0)
+        g -= own * tl.load(share + k) if WEIGHT else own
+    tl.store(gradient + row, g, mask=there)
+    tl.store(shift + row, g * reach, mask=there)
