@@ -27,7 +27,7 @@ STREAM = {"ROWS": 32, "COLS": 64, "STAGES": 3, "num_warps": 1}
 """Tiles that running sums go down the classes in: one warp scans one, and some are always on their way. For an H200:
 1,000,448 classes of 512 features take 308 us for the sums of blocks, 601 for the fold and 917 for the adjoint; tiles of
 16 x 32 take 447, 1,053 and 1,507 (benchmarks/fused_tune.py)."""
-FOLDERS = 4
+FOLDERS = 2
 """Programs of a fold for each processor, if the classes of a chunk are enough for so many."""
 SAMPLES = 32
 """Samples that a program takes where a sample has a few numbers only."""
