@@ -121,6 +121,18 @@ def test_nothing_is_read_before_it_is_written(basis, full, width):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@pytest.mark.parametrize("form", ["triton", "torch"])
+@pytest.mark.parametrize("side", ["plain", "weight", "householder"])
+@pytest.mark.parametrize("smoothing", [False, True])
+def test_what_the_operator_returns_shares_no_memory(form, side, smoothing):
+    """Compiled code may write to one of its outputs."""
+    layer = torch.ones(20, 8), torch.ones(300, 8), torch.zeros(20, dtype=torch.int64), None, None, 1.0, side, 0, form
+    found = torch.ops.maxsep.row_losses(*layer, smoothing)
+    places = [tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
 def test_classes_that_are_ruled_out_leave_the_losses_of_the_plain_form():
     x, weight, target = torch.ones(2, 4), torch.ones(4, 4), torch.tensor([0, 4])
     offset = torch.tensor([*[-torch.inf] * 4, 0.0])  # all that parts have seen is infinite

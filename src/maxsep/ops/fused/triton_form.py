@@ -96,8 +96,9 @@ def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Ten
     """Return nll, log-sum-exp and weighted sum of all classes, (B,) each."""
     parts, batch = state.most.shape
     has_total = state.total is not None
-    nll, lse, *total = state.most.new_empty(2 + has_total, batch)
-    summed = total[0] if total else None
+    # what an operator returns must not share memory
+    nll, lse = state.most.new_empty(batch), state.most.new_empty(batch)
+    summed = state.most.new_empty(batch) if has_total else None
     logits, k, target, share = None, 0, None, None
     if last is not None:
         logits, k, target, share = last.logits, last.num_classes - 1, last.target, last.class_weight
