@@ -6,6 +6,7 @@ python docs/write_results.py           # rewrites README.md and docs/results.md
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import statistics
 from collections.abc import Iterable
@@ -14,12 +15,12 @@ from typing import Any
 
 from maxsep.lab import recipes
 from maxsep.lab.data.open_set import SPLITS, OpenSet
-from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK
+from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK, candidates
 from maxsep.lab.recipes.longtail import DEFERRED
 from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.report.collect import Record, collect
 from maxsep.lab.report.outliers import measured
-from maxsep.lab.report.statistics import mean
+from maxsep.lab.report.statistics import Comparison, compare, mean
 from maxsep.lab.report.tables import p_text, rounded, signed
 from maxsep.lab.spec import RunSpec, options
 
@@ -28,6 +29,7 @@ RUNS = ROOT / "results" / "runs"
 RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\n", "<!-- /results -->"
 METHODS = "<!-- methods: written from results/runs by docs/write_results.py -->\n", "<!-- /methods -->"
 BEYOND = "<!-- beyond: written from results/runs by docs/write_results.py -->\n", "<!-- /beyond -->"
+ABLATION = "<!-- ablation: written from results/runs by docs/write_results.py -->\n", "<!-- /ablation -->"
 CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", "<!-- /cells -->"
 OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
 OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
@@ -81,7 +83,14 @@ def methods() -> str:
         without, matrix = (mislas(head, radius, key) for head in ("plain" if radius == 1 else "scaled", "maxsep"))
         theirs = _of_paper(paper, key) if radius == 1 else "-"
         rows.append(f"| {name} | {theirs} | {without} | - | {matrix} | {SAME} |")
-    return "\n".join(rows) + "\n"
+    behind, vectors = ldam_gain("cosine_maxsep", "cosine"), ldam_gain("maxsep_cosine", "centred_cosine")
+    told = (f"{signed(gain.difference, scale=100)} points" for gain in (behind, vectors))
+    verdict = (
+        f"All rows of LDAM together, {behind.n} pairs of runs with one margin, weighting and seed: behind cosines the "
+        f'matrix adds {next(told)} to "without" ({p_text(behind.p)}), as class vectors {next(told)} to its control '
+        f"({p_text(vectors.p)})."
+    )
+    return "\n".join(rows) + f"\n\n{verdict}\n"
 
 
 SAME = 'same run as "without"'
@@ -98,8 +107,27 @@ def _of_paper(paper: dict, method: str, margin: float | None = None) -> str:
 
 def ldam(head: str, margin: float, deferred: bool) -> str:
     """Accuracy with LDAM on CIFAR-100 at imbalance 0.01."""
+    return _told(record.metrics["top1"] for record in _ldam_records(head, margin, deferred))
+
+
+def ldam_gain(head: str, control: str) -> Comparison:
+    """What a head has over its control with LDAM: every margin, weighting and seed that both have is a pair."""
+    found: dict[str, dict[int, float]] = {head: {}, control: {}}
+    pairs: dict[tuple[float, bool, int], int] = {}
+    for name, values in found.items():
+        for margin, deferred in itertools.product((0.4, 0.5), (False, True)):
+            for record in _ldam_records(name, margin, deferred):
+                pair = pairs.setdefault((margin, deferred, record.spec.seed), len(pairs))
+                values[pair] = record.metrics["top1"]
+    gain = compare(found[head], found[control])
+    assert gain is not None
+    assert gain.p is not None
+    return gain
+
+
+def _ldam_records(head: str, margin: float, deferred: bool) -> list[Record]:
     loss_options = options(max_margin=margin, **(DEFERRED if deferred else {}))
-    return _told(_top1("longtail", imbalance=0.01, head=head, loss="ldam", loss_options=loss_options))
+    return _records("longtail", imbalance=0.01, head=head, loss="ldam", loss_options=loss_options)
 
 
 def mislas(head: str, radius: float, stage: str) -> str:
@@ -118,7 +146,7 @@ def beyond() -> str:
             if other.augmentation == augmentation
         ]
         for head in ("plain", "maxsep"):
-            found = [strongest(dataset, augmentation, head) for dataset in TITLES]
+            found = [part(dataset, augmentation, head=head) for dataset in TITLES]
             if not any(found):
                 continue
             seeds = _seeds({title: len(each) for title, each in zip(TITLES.values(), found, strict=True)})
@@ -144,11 +172,41 @@ def _seeds(counts: dict[str, int]) -> str:
     return f"{min(run.values())}" + ("" if len(run) == len(counts) else f" ({', '.join(run)} only)")
 
 
-def strongest(dataset: str, augmentation: str, head: str) -> list[float]:
-    """Accuracies of a head at radius 1 in the setting that the search chose, one per seed."""
-    wanted = {"network": "resnet32", "dataset": dataset, "augmentation": augmentation, "head": head, "radius": 1.0}
-    wanted |= {"loss": ADJUSTED, "weight_decay": 5e-4, "mixup": 0.0} | CHOSEN[dataset, augmentation]
-    return _top1("beyond", **wanted)
+def ablation() -> str:
+    """The recipe on the true ResNet-32 with one part exchanged at a time, in Markdown."""
+    titles = [f"{title}, {name}" for title in TITLES.values() for name in ("weak", "strong")]
+    rows = [f"| | {' | '.join(titles)} |", f"|---{'|---' * len(titles)}|"]
+    settings = [(dataset, augmentation) for dataset in TITLES for augmentation in (WEAK, STRONG)]
+    for name, fields in PARTS.items():
+        found = [part(*setting, **fields) for setting in settings]
+        rows.append(f"| {name} | {' | '.join(map(_told, found))} |")
+    for changes in ({"weight_decay": 2e-4}, {}, {"weight_decay": 1e-3}, {"weight_decay": 2e-3}, {"mixup": 0.2}):
+        told = []
+        for setting in settings:
+            tried = changes in candidates(setting[1])
+            told.append(_told(part(*setting, changes)) if tried else "-")
+            told[-1] = f"as chosen: {told[-1]}" if changes == CHOSEN[setting] else told[-1]
+        decay, mixing = changes.get("weight_decay", 5e-4), ", mixup 0.2" if "mixup" in changes else ""
+        rows.append(f"| logit adjustment, plain head, weight decay {decay:g}{mixing} | {' | '.join(told)} |")
+    return "\n".join(rows) + "\n"
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "logit adjustment, plain head: the recipe": {},
+    "cross-entropy, plain head": {"loss": "cross_entropy"},
+    "logit adjustment, maxsep, radius 1": {"head": "maxsep"},
+    "logit adjustment, plain head, times 0.1": {"head": "scaled", "radius": 0.1},
+    "logit adjustment, maxsep, radius 0.1": {"head": "maxsep", "radius": 0.1},
+    "logit adjustment, cosine head, times 16": {"head": "cosine", "radius": 16.0},
+}
+
+
+def part(dataset: str, augmentation: str, changes: dict[str, float] | None = None, **fields: Any) -> list[float]:
+    """Accuracies on the true ResNet-32, one per seed, in the chosen setting if no other is given."""
+    wanted = {"network": "resnet32", "dataset": dataset, "augmentation": augmentation, "head": "plain", "radius": 1.0}
+    wanted |= {"loss": ADJUSTED, "weight_decay": 5e-4, "mixup": 0.0}
+    wanted |= CHOSEN[dataset, augmentation] if changes is None else changes
+    return _top1("beyond", **(wanted | fields))
 
 
 def cells() -> str:
@@ -380,7 +438,14 @@ def cost() -> str:
 
 PAGES = {
     "README.md": {RESULTS: table, BEYOND: beyond, COST: cost},
-    "docs/results.md": {METHODS: methods, CELLS: cells, OUTSIDE: outside, OPEN: open_sets, ADAMW: adamw},
+    "docs/results.md": {
+        METHODS: methods,
+        ABLATION: ablation,
+        CELLS: cells,
+        OUTSIDE: outside,
+        OPEN: open_sets,
+        ADAMW: adamw,
+    },
 }
 
 
