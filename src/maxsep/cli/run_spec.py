@@ -61,8 +61,11 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
                 f"{start} was trained with {name} {getattr(first, name)!r}, got {value!r}. A run has the data, the "
                 f"network, the head, the precision and the seed of the run it starts from: leave --{name} out."
             )
-    same = own.get("optimiser", first.optimiser) == first.optimiser
-    changes = own | _of_optimiser(own.get("optimiser", first.optimiser), own, first.learning_rate if same else None)
+    name = own.get("optimiser", first.optimiser)
+    same = name == first.optimiser
+    changes = own | _of_optimiser(name, own, first.learning_rate if same else None)
+    if not same:  # momentum is that of the optimiser before
+        changes = {"momentum": RunSpec.momentum, "nesterov": RunSpec.nesterov} | changes
     if {"loss", "loss_options"} & own.keys():
         loss = own.get("loss", first.loss)
         kept = dict(first.loss_options) if loss == first.loss else {}
