@@ -9,7 +9,7 @@ from maxsep.lab.data.open_set import SOURCES, SPLITS, OpenSet, parse_open_set
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.comparison import BASE_HEADS, Method, Setting
+from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.outliers import measured
 from maxsep.lab.report.statistics import MIN_SEEDS, Comparison, Summary, adjust, compare, summarise
@@ -46,6 +46,10 @@ class _Benchmark:
         """Every method that some split has."""
         found = dict.fromkeys(method for setting in self.splits.values() for method in setting.entries)
         return sorted(found, key=lambda method: method.order)
+
+    def name(self, method: Method) -> str:
+        """A method as a setting with the methods of all splits names it."""
+        return Setting(self.spec, {other: Entry(other) for other in self.methods}).full_name(method)
 
     def records(self, method: Method) -> Iterator[tuple[int, int, Record]]:
         """Give (split, seed, record) of a method's runs."""
@@ -245,8 +249,10 @@ def _splits(count: int) -> str:
 
 def _name(line: _Line, splits: tuple[int, ...]) -> Cell:
     """A head's name; below it the splits of its mean, if other heads have more."""
-    name = f"{line.method.full_label}, centred" if line.centred else line.method.full_label
-    return Cell(name, "" if line.splits == splits else f"{_numbered(line.splits)} only")
+    name = line.benchmark.name(line.method)
+    return Cell(
+        f"{name}, centred" if line.centred else name, "" if line.splits == splits else f"{_numbered(line.splits)} only"
+    )
 
 
 def _comparisons(line: _Line) -> tuple[Comparison | None, Comparison | None, Comparison | None]:
