@@ -201,8 +201,8 @@ def _table(lines: Sequence[_Line]) -> Table:
             EMPTY if line.centred else _percent(line.accuracy()),
             *(gain(comparison, brief=True) for comparison in tests[3 * place : 3 * place + 3]),
         )
-        if line.method.head not in BASE_HEADS and line.method.radius == 1:
-            cells = (*cells[:-1], Cell("= plain", "at radius 1", "muted"))
+        if line.method.head not in BASE_HEADS and line.method.control == line.method.plain:
+            cells = (*cells[:-1], Cell(f"= {line.method.plain.head}", "at radius 1", "muted"))
         rows.append(Row(cells, label if label != last else ""))
         last = label
     return Table("openset", "Open-set recognition", _COLUMNS, tuple(rows), _caption(lines), 1)
@@ -257,13 +257,13 @@ def _name(line: _Line, splits: tuple[int, ...]) -> Cell:
 
 def _comparisons(line: _Line) -> tuple[Comparison | None, Comparison | None, Comparison | None]:
     """Compare the AUROC of MLS with plain, plain centred, and the control at the same radius."""
-    values, plain, method = line.auroc("max_logit"), Method("plain", 1.0), line.method
+    values, plain, method = line.auroc("max_logit"), line.method.plain, line.method
     over_plain = compare(values, line.other(plain).auroc("max_logit")) if line.centred or method != plain else None
     if method.head in BASE_HEADS:
         return over_plain, None, None
     centred = compare(values, line.other(plain, centred=True).auroc("max_logit"))
-    control = line.other(Method("scaled", method.radius, (), method.loss, method.loss_options))
-    return over_plain, centred, compare(values, control.auroc("max_logit")) if method.radius != 1 else None
+    control = line.other(method.control).auroc("max_logit")
+    return over_plain, centred, None if method.control == plain else compare(values, control)
 
 
 def _auroc(line: _Line, score: str) -> Cell:

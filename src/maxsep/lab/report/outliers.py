@@ -227,8 +227,10 @@ def _equalities(line: _Line, cells: Sequence[Cell]) -> tuple[Cell, ...]:
         return over_plain, centred, control
     if line.score not in _CENTRED:
         centred = Cell("= over plain", "centring changes nothing", "muted")
-    if line.entry.method.radius == 1:
-        control = Cell("= plain", "at radius 1", "muted")
+    method = line.entry.method
+    if method.control == method.plain:
+        told = "at radius 1" if method.plain.head == "plain" else "the same control"
+        control = Cell(f"= {method.plain.head}", told, "muted")
     return over_plain, centred, control
 
 
