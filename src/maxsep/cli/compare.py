@@ -28,6 +28,21 @@ EPILOG = (
     "maxsep compare my/pictures --loss cross_entropy,ldam --loss-option reweight_from=24."
 )
 
+Losses = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="cross_entropy, label_aware_smoothing, ldam (with the cosine heads that it needs), and one of "
+        "logit_adjusted and balanced_softmax, which are the same function (tau is 1); with commas or repeated."
+    ),
+]
+LdamOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of ldam, such as reweight_from=24: rare classes weigh more from that epoch on, counted from 0; "
+        "with commas or repeated.",
+    ),
+]
 _NAMED = 3
 """Missing runs that are named; --json names all."""
 
@@ -43,21 +58,8 @@ def command(
     epochs: Annotated[int, typer.Option(min=1)] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm; fewer than 3 cannot be tested.")] = 3,
     radius: Annotated[list[str] | None, typer.Option(help="Radii, with commas or repeated; by default 1,0.1.")] = None,
-    loss: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="cross_entropy, label_aware_smoothing, ldam (with the cosine heads that it needs), and one of "
-            "logit_adjusted and balanced_softmax, which are the same function (tau is 1); with commas or repeated."
-        ),
-    ] = None,
-    loss_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="An option of ldam, such as reweight_from=24: rare classes weigh more from that epoch on, counted "
-            "from 0; with commas or repeated.",
-        ),
-    ] = None,
+    loss: Losses = None,
+    loss_option: LdamOption = None,
     imbalance: Annotated[float, typer.Option(help="Cuts a long tail; 1 leaves the data as it is.")] = 1.0,
     augmentation: Annotated[
         str | None, typer.Option(help="none, crop_flip, ...; by default crop_flip, for digits and svhn none.")
