@@ -38,7 +38,7 @@ def test_options_are_frozen(options):
     assert options("export") == {"--out", "--format"}
     assert options("demo") == {"--out", "--seeds", "--epochs"}
     own = {"--network", "--epochs", "--seeds", "--radius", "--loss", "--imbalance", "--augmentation", "--batch-size"}
-    own |= {"--optimiser", "--learning-rate", "--size", "--budget", "--dry-run", "--jobs", "--out"}
+    own |= {"--optimiser", "--learning-rate", "--size", "--budget", "--dry-run", "--jobs", "--out", "--loss-option"}
     assert options("compare") == shared | own
     assert options("reproduce") >= shared | {"--only", "--seeds", "--epochs", "--budget", "--dry-run", "--precision"}
     assert options("train") >= shared | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--seed"}

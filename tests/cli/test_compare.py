@@ -130,6 +130,25 @@ def test_the_loss_is_told_beside_a_run_and_is_no_part_of_its_name(call, tmp_path
     assert re.search(r"missing.*: digits-mlp-plain-s0-\w{10}, digits-mlp-maxsep-s0-\w{10}, .* \(logit_adjusted\)", told)
 
 
+def test_ldam_is_compared_by_its_own_heads(call, tmp_path):
+    options = ["--loss", "cross_entropy,ldam", "--radius", 1, "--loss-option", "reweight_from=1", "--imbalance", 0.1]
+    places = ["--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    told = call("compare", *SHORT, "--seeds", 3, *options, *places)
+    for head in ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine"):
+        assert re.search(rf"^{head} \(LDAM, re-weighted from epoch 1\) +\d", told, re.MULTILINE), head
+    assert "maxsep_cosine (LDAM, re-weighted from epoch 1), against centred_cosine (LDAM, re-weighted" in told
+    assert re.search(r"^On this data, with the loss ldam, .*Cosine with this loss against plain \(cross-", told, re.M)
+    found = json.loads(call("compare", *SHORT, "--seeds", 3, *options, *places, "--json"))
+    assert [(arm["head"], arm["loss"]) for arm in found["arms"]][2:] == [
+        (head, "ldam") for head in ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
+    ]
+    assert found["arms"][2]["over_cross_entropy"]["seeds"] == found["arms"][5]["over_control"]["seeds"] == 3
+    assert "--loss-option reweight_from=1" in (tmp_path / "out" / "report.md").read_text()
+    alone = call("compare", *SHORT, "--seeds", 3, "--loss", "ldam", *options[4:], *places)
+    assert "training, " not in alone, "the runs of ldam are there already"
+    assert "gain over its control" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_two_processes_share_the_runs(call, tmp_path):
     arguments = ["compare", *SHORT, "--seeds", 2, "--radius", 1, "--radius", "0.1"]
     arguments += ["--runs", tmp_path / "runs", "--out", tmp_path / "out", "--jobs", 2, "--json"]
@@ -258,7 +277,19 @@ def test_runs_that_say_nothing_of_their_files_are_compared_by_counts(compare_fol
         (["--size", 16], "the images of digits have a size of their own"),
         (["--radius", "1,big"], "--radius must be numbers with commas, such as 1,0.1, got '1,big'"),
         (["--radius", "0"], "radius must be a positive finite number, got 0.0"),
-        (["--loss", "ldam"], "unknown loss 'ldam' for a comparison. Known: cross_entropy"),
+        (["--loss", "hinge"], "unknown loss 'hinge' for a comparison. Known: cross_entropy"),
+        (["--loss", "ldam", "--radius", "0.1"], "its heads have radius 1, got radius 0.1. Leave --radius out"),
+        (
+            ["--loss", "ldam", "--loss-option", "tau=1"],
+            "loss 'ldam' does not take the options ['tau']. Known: max_marg",
+        ),
+        (["--loss", "ldam", "--loss-option", "reweight_from=30"], "reweight_from=30 re-weighs none of 30 epochs"),
+        (["--loss", "cross_entropy,ldam", "--loss-option", "scale=-1"], "scale must be"),
+        (
+            ["--loss", "logit_adjusted", "--loss-option", "tau=2"],
+            "ldam alone takes options, got tau with logit_adjusted",
+        ),
+        (["--loss-option", "reweight_from=2"], "does not take the options ['reweight_from']"),
         (
             ["--loss", "logit_adjusted,balanced_softmax"],
             "balanced_softmax and logit_adjusted (tau 1) are the same function, got both: train one of them",
@@ -293,8 +324,9 @@ def test_the_example_of_the_help_runs(call, tmp_path, monkeypatch):
     assert "On this data" in call(*example.split())
     assert (tmp_path / "comparison" / "report.html").is_file()
     fill(tmp_path / "my" / "pictures", 4)
-    second = re.search(r"; maxsep (.*)\.$", EPILOG)[1]
+    second, third = re.search(r"; maxsep (.*); maxsep (.*)\.$", EPILOG).groups()
     assert "12 of 12 runs to train" in call(*second.split(), "--dry-run")
+    assert "24 of 24 runs to train" in call(*third.split(), "--dry-run")
 
 
 def test_it_is_a_verb():

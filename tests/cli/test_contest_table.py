@@ -1,5 +1,7 @@
 """The table of a comparison, line by line, from made numbers."""
 
+import re
+
 import pytest
 
 from maxsep.cli.contest_table import about, table
@@ -9,12 +11,18 @@ from maxsep.lab.report.contest import contest
 
 METRICS = {"class_counts": [30, 31], "num_test": 20}
 ACCURACY = {("plain", 1.0): 0.6, ("maxsep", 1.0): 0.61, ("scaled", 0.1): 0.7, ("maxsep", 0.1): 0.7}
+ACCURACY |= {
+    ("cosine", 1.0): 0.6,
+    ("cosine_maxsep", 1.0): 0.61,
+    ("centred_cosine", 1.0): 0.7,
+    ("maxsep_cosine", 1.0): 0.72,
+}
 
 
 def records(specs, tmp_path, **metrics):
     found = []
     for spec in specs:
-        jitter = (0.0, 0.002, 0.001)[spec.seed] * (spec.head != "plain") + 0.01 * spec.seed
+        jitter = (0.0, 0.002, 0.001)[spec.seed] * (spec.head not in ("plain", "cosine")) + 0.01 * spec.seed
         top1 = ACCURACY[spec.head, spec.radius] + jitter
         found.append(Record(tmp_path / spec.name, spec, {**METRICS, "top1": top1, "balanced": top1 - 0.1, **metrics}))
     return found
@@ -92,6 +100,48 @@ def test_several_losses_are_named(tmp_path):
     ]
 
 
+COSINE_NOTE = (
+    "cosine is the plain head of LDAM, and the control of cosine_maxsep. The control of maxsep_cosine is "
+    "centred_cosine, a plain layer whose logits are centred and normalised."
+)
+
+
+def test_the_table_of_heads_that_compare_directions(tmp_path):
+    specs = own_data("digits", losses=["ldam"]).specs()
+    lines = [line.replace("\N{MINUS SIGN}", "-") for line in table(contest(specs, records(specs, tmp_path)), specs)]
+    assert lines[4:] == [
+        "                       accuracy, %   seeds  over cosine         over its control",
+        "cosine (LDAM)          61.00 ± 1.00  3",
+        "cosine_maxsep (LDAM)   62.10 ± 1.05  3      +1.10 (p = 0.003)   = cosine",
+        "centred_cosine (LDAM)  71.10 ± 1.05  3      +10.10 (p < 0.001)",
+        "maxsep_cosine (LDAM)   73.10 ± 1.05  3      +12.10 (p < 0.001)  +2.00",
+        COSINE_NOTE,
+        "Differences in points; p of paired two-sided t-tests after Holm's correction for 3 tests (the report has p "
+        "before it, too).",
+        "",
+        "cosine_maxsep (LDAM), against cosine (LDAM): better by 1.10 points, more than seed noise.",
+        "centred_cosine (LDAM), against cosine (LDAM): better by 10.10 points, more than seed noise.",
+        "maxsep_cosine (LDAM), against cosine (LDAM): better by 12.10 points, more than seed noise.",
+        "maxsep_cosine (LDAM), against centred_cosine (LDAM): not testable: the difference is the same for every seed.",
+    ]
+
+
+def test_both_kinds_of_heads_in_one_table(tmp_path):
+    specs = own_data("digits", losses=["cross_entropy", "ldam"], radii=[1.0]).specs()
+    lines = table(contest(specs, records(specs, tmp_path)), specs)
+    assert re.split(" {2,}", lines[4])[-2:] == ["over plain or cosine", "over its control"]
+    scaled = "scaled is the plain head times the radius: the control. At radius 1 it is plain itself."
+    start = lines.index(scaled)
+    assert lines[start + 1 : start + 3] == [
+        COSINE_NOTE,
+        "Every head is compared with heads of the same loss; losses with cross-entropy, by the plain head.",
+    ]
+    rows = {line.split("  ")[0]: line for line in lines[5:start]}
+    assert rows["maxsep (cross-entropy), radius 1"].endswith("= plain")
+    assert rows["cosine_maxsep (LDAM)"].endswith("= cosine")
+    assert rows["cosine (LDAM)"].endswith(" over cross-entropy")
+
+
 def test_before_anything_is_finished():
     specs = own_data("cifar10", radii=[0.1]).specs()
     lines = table(contest(specs, []), specs)
@@ -106,3 +156,9 @@ def test_what_was_compared_as_data(tmp_path, done):
     told = about(contest(specs, records(specs, tmp_path) if done else []), specs)
     assert (told["num_train"], told["num_test"]) == ((61, 20) if done else (None, None))
     assert (told["seeds"], told["setting"]["epochs"]) == ([0, 1, 2], 30)
+
+
+def test_the_setting_is_that_of_no_loss():
+    specs = own_data("digits", losses=["ldam"], loss_options=(("scale", 20.0),)).specs()
+    told = about(contest(specs, []), specs)["setting"]
+    assert (told["head"], told["loss"], told["loss_options"]) == ("plain", "cross_entropy", [])

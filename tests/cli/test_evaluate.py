@@ -38,6 +38,31 @@ def test_a_record_without_weights_tells_its_stored_numbers(invoke, run, tmp_path
     assert json.loads(found.stdout)["top1"] == run["metrics"]["top1"]
 
 
+def test_the_share_of_known_images_that_a_threshold_rejects(call, invoke, tmp_path):
+    told = json.loads(
+        call("train", "--epochs", 2, "--batch-size", 128, "--calibration", 0.2, "--runs", tmp_path, "--json")
+    )
+    found = json.loads(call("evaluate", told["run"], "--json"))["unknown"]
+    share = found.pop("rejected")
+    assert found == told["unknown"]
+    line = (
+        f"  unknown: max_logit below {found['thresholds']['max_logit']:.4f}, which 95% of {found['images']} held-out "
+        "images reach; of the test images, which are known, "
+    )
+    assert f"{line}it rejects {share['max_logit']:.2%}\n" in call("evaluate", told["run"])
+    call("export", told["run"], "--out", tmp_path / "model")
+    assert json.loads(call("evaluate", tmp_path / "model", "--json"))["unknown"] == found | {"rejected": share}
+    assert f"{line}it rejects {share['max_logit']:.2%}\n" in call("evaluate", tmp_path / "model")
+    (Path(told["run"]) / "weights.safetensors").unlink()
+    assert f"{line}what it rejects is not stored\n" in invoke("evaluate", told["run"]).stdout
+    assert json.loads(invoke("evaluate", told["run"], "--json").stdout)["unknown"] == found | {"rejected": None}
+
+
+def test_a_run_without_a_threshold_tells_none(call, run):
+    assert "unknown" not in call("evaluate", run["run"])
+    assert json.loads(call("evaluate", run["run"], "--json"))["unknown"] is None
+
+
 @pytest.mark.parametrize(("counts", "line"), [([150, 50, 6] + [2] * 7, True), ([120] * 10, False)])
 def test_frequent_and_rare_classes_have_a_line_where_classes_are_unequal(invoke, run, tmp_path, counts, line):
     shutil.copy(Path(run["run"]) / "metrics.jsonl", tmp_path)

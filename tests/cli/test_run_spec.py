@@ -154,6 +154,20 @@ def test_a_new_loss_schedule_or_optimiser_comes_without_the_old_options(finished
     assert second_stage({"learning_rate": 0.3}, finished).learning_rate == 0.3
 
 
+def test_another_optimiser_does_not_take_over_momentum(tmp_path):
+    """A run with AdamW has one name, whatever the momentum of the SGD before it."""
+    first = RunSpec(head="plain", epochs=1, momentum=0.8, nesterov=True)
+    folder = train(first, runs=tmp_path, progress=False)
+    other = second_stage({"optimiser": "adamw"}, folder)
+    assert (other.momentum, other.nesterov) == (RunSpec().momentum, False)
+    assert (other.start_from.momentum, other.start_from.nesterov) == (0.8, True)
+    again = second_stage({"optimiser": "sgd"}, folder)
+    assert (again.momentum, again.nesterov) == (0.8, True)
+    from_adamw = train(first.replace(optimiser="adamw", momentum=0.9, nesterov=False), runs=tmp_path, progress=False)
+    back = second_stage({"optimiser": "sgd", "nesterov": True}, from_adamw)
+    assert (back.momentum, back.nesterov, back.learning_rate) == (RunSpec().momentum, True, 0.1)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

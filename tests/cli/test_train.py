@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -112,7 +113,24 @@ def test_a_second_stage_goes_on_from_the_weights_of_the_first(call, tmp_path):
     assert second["spec"]["batch_size"] == RunSpec().batch_size
     assert second["metrics"]["top1"] == pytest.approx(first["metrics"]["top1"], abs=0.01)
     again = call(*stage, "--sampler", "class_balanced", "--logit-scaling", "--head-rate", 0.5, "--device", "cpu")
-    assert again.startswith("this run was finished before; nothing was trained")
+    assert again.splitlines()[0] == told.splitlines()[0]
+    assert again.splitlines()[1] == "this run was finished before; nothing was trained"
+
+
+def test_a_second_stage_says_what_it_goes_on_from(call, asked, run):
+    first = Path(run["run"]).name
+    told = call("train", "--from", run["run"], "--epochs", 1, "--optimiser", "adamw", "--batch-size", 64)
+    assert told.splitlines()[0] == (
+        f"stage 2, from the weights of {first}: 1 epoch of adamw at 0.001, 1,198 training images, batches of 64; what "
+        "is not given is as it was there"
+    )
+    told = call("train", "--from", run["run"])
+    start = f"stage 2, from the weights of {first}: 2 epochs of sgd at 0.1, 1,198 training images, batches of 128 ("
+    assert told.startswith(f"{start}--batch-size names another size); ")
+    with pytest.warns(UserWarning, match="^the batch holds all 1,198 training images"):
+        call("train", "--from", run["run"], "--batch-size", 2000)
+    assert [spec.batch_size for spec, _ in asked] == [64, 128, 2000]
+    assert not call("train", "--from", run["run"], "--json").startswith("stage")
 
 
 @pytest.mark.parametrize(("optimiser", "rate"), [("sgd", 0.1), ("adamw", 0.001)])

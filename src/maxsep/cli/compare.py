@@ -14,6 +14,7 @@ import typer
 
 from maxsep.cli.jobs import SHARED, arguments, side_by_side
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, numbers, precision, words
+from maxsep.cli.run_spec import checked, loss_options
 from maxsep.cli.show import events, plan_table
 
 if TYPE_CHECKING:
@@ -23,9 +24,25 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Examples: maxsep compare digits --epochs 5; "
-    "maxsep compare my/pictures --network resnet32 --epochs 30 --seeds 3 --budget 30m --out comparison."
+    "maxsep compare my/pictures --network resnet32 --epochs 30 --seeds 3 --budget 30m --out comparison; "
+    "maxsep compare my/pictures --loss cross_entropy,ldam --loss-option reweight_from=24."
 )
 
+Losses = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="cross_entropy, label_aware_smoothing, ldam (with the cosine heads that it needs), and one of "
+        "logit_adjusted and balanced_softmax, which are the same function (tau is 1); with commas or repeated."
+    ),
+]
+LdamOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of ldam, such as reweight_from=24: rare classes weigh more from that epoch on, counted from 0; "
+        "with commas or repeated.",
+    ),
+]
 _NAMED = 3
 """Missing runs that are named; --json names all."""
 
@@ -41,13 +58,8 @@ def command(
     epochs: Annotated[int, typer.Option(min=1)] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm; fewer than 3 cannot be tested.")] = 3,
     radius: Annotated[list[str] | None, typer.Option(help="Radii, with commas or repeated; by default 1,0.1.")] = None,
-    loss: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="cross_entropy, label_aware_smoothing, and one of logit_adjusted and balanced_softmax, which are the "
-            "same function (tau is 1); with commas or repeated."
-        ),
-    ] = None,
+    loss: Losses = None,
+    loss_option: LdamOption = None,
     imbalance: Annotated[float, typer.Option(help="Cuts a long tail; 1 leaves the data as it is.")] = 1.0,
     augmentation: Annotated[
         str | None, typer.Option(help="none, crop_flip, ...; by default crop_flip, for digits and svhn none.")
@@ -69,7 +81,7 @@ def command(
     fast: Fast = None,
     as_json: Json = False,
 ) -> None:
-    """Train plain, scaled (the control) and maxsep on your data, and tell what the matrix adds to its radius."""
+    """Train plain, its controls and maxsep on your data, and tell what the matrix adds to its control."""
     from maxsep.lab.data import name_data
     from maxsep.lab.durations import parse_budget
     from maxsep.lab.estimate import num_train
@@ -77,14 +89,16 @@ def command(
     from maxsep.lab.spec import RunSpec
 
     limit = None if budget is None else parse_budget(budget)
+    losses = words("--loss", loss, "cross_entropy")
     name = name_data(dataset, data, size)
     recipe = own_data(
         name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
-        radii=numbers("--radius", radius, "1,0.1"), losses=words("--loss", loss, "cross_entropy"),
+        radii=numbers("--radius", radius, "1,0.1") if radius else None, losses=losses,
+        loss_options=loss_options("ldam" if "ldam" in losses else losses[0], loss_option),
         augmentation=augmentation, optimiser=optimiser, learning_rate=learning_rate,
         batch_size=batch_size or usual_batch(num_train(RunSpec(dataset=name, imbalance=imbalance))),
     )  # fmt: skip
-    specs = recipe.specs(precision=precision(device))
+    specs = [checked(spec) for spec in recipe.specs(precision=precision(device))]
     how = execution(device, fast, {specs[0].network})
     settings = {"runs": runs, "data_root": data, "download": download, "execution": how}
     _compare(context, specs, settings, budget=limit, dry_run=dry_run, jobs=jobs, out=out, as_json=as_json)
@@ -127,12 +141,15 @@ def _rehearse(
 ) -> None:  # fmt: skip
     """Meet once, before anything is trained, what would stop every run alike."""
     from maxsep.lab.data.given import given_counts, given_files
+    from maxsep.lab.engine.losses import build_loss
     from maxsep.lab.engine.rehearsal import rehearse
     from maxsep.lab.report.contest import check_data
 
     records = _collect(specs, runs).records
     if left:
         data = rehearse(left[0], execution, data_root, download=download)
+        for spec in {spec.loss: spec for spec in left}.values():  # the data are the same for all of them
+            build_loss(spec, data.train.class_counts)
         check_data(records, data.train.class_counts, len(data.test), data.files)
     else:  # nothing to train, so nothing is read; but files are quickly counted
         counts = given_counts(specs[0].dataset) if specs[0].imbalance == 1 else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maxsep.lab.data import describe_test
-from maxsep.lab.report.comparison import Entry
+from maxsep.lab.report.comparison import MATRIX_HEADS, Entry
 from maxsep.lab.report.contest import Contest, Contestant
 from maxsep.lab.report.statistics import Comparison
 from maxsep.lab.report.tables import p_text, percent, rounded, signed
@@ -15,11 +15,19 @@ from maxsep.lab.report.verdict import verdict
 from maxsep.lab.spec import RunSpec
 
 EMPTY = "-"
+_CONTROLS = {
+    "plain": "scaled is the plain head times the radius: the control. At radius 1 it is plain itself.",
+    "cosine": (
+        "cosine is the plain head of LDAM, and the control of cosine_maxsep. The control of maxsep_cosine is "
+        "centred_cosine, a plain layer whose logits are centred and normalised."
+    ),
+}
+"""By plain head: what its matrix heads are compared with beside it."""
 
 
 def about(found: Contest, specs: Sequence[RunSpec]) -> dict[str, Any]:
     """Say as data what was compared: the images, where the test images come from, the setting of all runs."""
-    base = specs[0].replace(head="plain", radius=1.0, loss="cross_entropy", seed=0).to_dict()
+    base = specs[0].replace(head="plain", radius=1.0, loss="cross_entropy", loss_options=(), seed=0).to_dict()
     images = {"class_counts": found.class_counts, "num_train": sum(found.class_counts) or None, "num_test": None}
     if found.records:
         images["num_test"] = found.records[0].metrics["num_test"]
@@ -55,14 +63,16 @@ def _header(found: Contest, specs: Sequence[RunSpec]) -> list[str]:
 
 
 def _rows(found: Contest) -> list[str]:
-    columns = ["", "accuracy, %", "seeds", "over plain", "over scaled, same radius"]
+    bases = {item.method.plain.head for item in found.contestants}
+    control = "over scaled, same radius" if bases == {"plain"} else "over its control"
+    columns = ["", "accuracy, %", "seeds", f"over {' or '.join(sorted(bases, reverse=True))}", control]
     groups = [group for group in GROUPS if any(group in item.groups for item in found.contestants)]
     if found.unequal:
         columns[2:2] = ["mean over classes, %", *([f"{' / '.join(groups)}, %"] if groups else [])]
     grid = [columns, *(_row(item, groups, found.unequal) for item in found.contestants)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in grid]
-    notes = ["scaled is the plain head times the radius: the control. At radius 1 it is plain itself."]
+    notes = [note for base, note in _CONTROLS.items() if base in bases]
     rivals = any(item.rival for item in found.contestants)
     if len({item.method.loss for item in found.contestants}) > 1:
         losses = "losses with cross-entropy, by the plain head" if rivals else "losses with none: add cross_entropy"
@@ -87,10 +97,11 @@ def _row(item: Contestant, groups: Sequence[str], unequal: bool) -> list[str]:
     if unequal:
         shots = [rounded(item.groups[group], 1, scale=100) if group in item.groups else EMPTY for group in groups]
         cells[2:2] = [_percent(item.entry, "balanced"), *([" / ".join(shots)] if groups else [])]
-    if item.method.head == "plain":
+    if item.is_plain:
         told = f"{_difference(item.over_loss)} over cross-entropy" if item.rival else ""
         return [*cells, told, ""]
-    over = _difference(item.over_control) if item.has_control else "= plain" if item.method.head == "maxsep" else ""
+    over = f"= {item.method.plain.head}" if item.method.head in MATRIX_HEADS else ""
+    over = _difference(item.over_control) if item.has_control else over
     return [*cells, _difference(item.over_plain), over]
 
 

@@ -51,7 +51,7 @@ def command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model's weights: accuracy, top-5, loss, calibration error, accuracy of every class; and outliers."""
+    """Evaluate weights: accuracy, loss, calibration error, accuracy of every class, known images rejected; outliers."""
     from maxsep.lab.detection import read_outliers
     from maxsep.lab.serving import is_export
 
@@ -93,6 +93,7 @@ class _Run:
         """Its numbers, and how many training images every class has."""
         from maxsep.lab.detection import pick_device
         from maxsep.lab.engine import evaluate
+        from maxsep.lab.engine.calibration import with_rejected
         from maxsep.lab.engine.evaluation import known_ece
 
         stored = self.result.metrics
@@ -103,7 +104,8 @@ class _Run:
             "when it was trained.",
             err=True,
         )
-        return stored | {"ece": known_ece(self.spec, stored)}, stored["class_counts"]
+        told = {"ece": known_ece(self.spec, stored), "unknown": with_rejected(self.result.unknown, None)}
+        return stored | told, stored["class_counts"]
 
     def detect(self, outliers: tuple[str, ...], mahalanobis: bool, tell: Callable[[str], None]) -> dict[str, Any]:
         """Score outliers. Every image counts, and inputs are left as they are."""
@@ -157,9 +159,19 @@ def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
         typer.echo(f"  {shares}   ({sizes(counts)})")
     ece = "unknown: this record has that of unscaled logits" if metrics["ece"] is None else f"{metrics['ece']:.2%}"
     typer.echo(f"  loss {metrics['loss']:.4f}   calibration error {ece}")
+    if metrics["unknown"] is not None:
+        typer.echo(f"  {_unknown(metrics['unknown'])}")
     for name, count, accuracy in zip(names, counts, metrics["per_class"], strict=True):
         told = "no test images" if accuracy is None else f"{accuracy:7.2%}"
         typer.echo(f"  {name!s:>16}  {told}  ({count} training images)")
+
+
+def _unknown(told: dict[str, Any]) -> str:
+    """Say below which score an image is unknown, and how many of the test images, which are known, are called so."""
+    score, rejected = told["score"], told["rejected"]
+    limit = f"{told['thresholds'][score]:.4f}, which {told['tpr']:.0%} of {told['images']:,} held-out images reach"
+    share = "what it rejects is not stored" if rejected is None else f"it rejects {rejected[score]:.2%}"
+    return f"unknown: {score} below {limit}; of the test images, which are known, {share}"
 
 
 def _fetch(names: list[str], data: Path | None) -> None:

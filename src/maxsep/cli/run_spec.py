@@ -29,7 +29,7 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
     fields["dataset"] = _named(fields["dataset"], data)
-    spec = _checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
+    spec = checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
     if given.get("batch_size") is None and spec.dataset.startswith(FOLDER):
         return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
     return spec
@@ -61,15 +61,18 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
                 f"{start} was trained with {name} {getattr(first, name)!r}, got {value!r}. A run has the data, the "
                 f"network, the head, the precision and the seed of the run it starts from: leave --{name} out."
             )
-    same = own.get("optimiser", first.optimiser) == first.optimiser
-    changes = own | _of_optimiser(own.get("optimiser", first.optimiser), own, first.learning_rate if same else None)
+    name = own.get("optimiser", first.optimiser)
+    same = name == first.optimiser
+    changes = own | _of_optimiser(name, own, first.learning_rate if same else None)
+    if not same:  # momentum is that of the optimiser before
+        changes = {"momentum": RunSpec.momentum, "nesterov": RunSpec.nesterov} | changes
     if {"loss", "loss_options"} & own.keys():
         loss = own.get("loss", first.loss)
         kept = dict(first.loss_options) if loss == first.loss else {}
         changes["loss_options"] = options(**kept | dict(loss_options(loss, own.get("loss_options"))))
     if "schedule" in own:
         changes["schedule_options"] = ()
-    return _checked(first.replace(start_from=first, features_at=(), **changes))
+    return checked(first.replace(start_from=first, features_at=(), **changes))
 
 
 def beside(start: Path, spec: RunSpec, runs: Path | None) -> Path:
@@ -114,6 +117,17 @@ def loss_options(loss: str, given: Sequence[str] | None) -> Options:
     return options(**{name: _value(name, text, defaults[name]) for name, text in found.items()})
 
 
+def checked(spec: RunSpec) -> RunSpec:
+    """Refuse a re-weighting that the run would end before; any other spec comes back as it is."""
+    start = dict(spec.loss_options).get("reweight_from", 0)
+    if start >= spec.epochs:
+        raise ValueError(
+            f"reweight_from={start} re-weighs none of {spec.epochs} epochs, which count from 0. Name an earlier one, "
+            f"such as --loss-option reweight_from={spec.epochs * 4 // 5}, as 160 of 200, or train longer."
+        )
+    return spec
+
+
 def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     """Count a run's training images without reading one, the files of a folder; None where that cannot be told.
 
@@ -148,17 +162,6 @@ def _of_optimiser(name: str, given: Given, usual: float | None = None) -> dict[s
     usual = RATES.get(name, RATES["sgd"]) if usual is None else usual
     chosen = {"momentum": momentum, "nesterov": nesterov}
     return {"learning_rate": usual if rate is None else rate} | {k: v for k, v in chosen.items() if v is not None}
-
-
-def _checked(spec: RunSpec) -> RunSpec:
-    """Refuse a re-weighting that the run would end before."""
-    start = dict(spec.loss_options).get("reweight_from", 0)
-    if start >= spec.epochs:
-        raise ValueError(
-            f"reweight_from={start} re-weighs none of {spec.epochs} epochs, which count from 0. Name an earlier one, "
-            f"such as --loss-option reweight_from={spec.epochs * 4 // 5}, as 160 of 200, or train longer."
-        )
-    return spec
 
 
 def _named(dataset: str, data: Path | None) -> str:

@@ -127,16 +127,33 @@ def command(
 
 
 def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) -> None:
-    """Say which size of batches was chosen where none was given, and warn of one that leaves an epoch a single step."""
-    images = count_images(spec, data) if spec.start_from is None else None
-    if images is None:
-        return
-    if "batch_size" not in typed and spec.dataset.startswith("folder:") and not as_json:
-        chosen = f"batches of {spec.batch_size} (--batch-size names another size)"
-        typer.echo(f"{spec.dataset}: {images:,} training images, {chosen}")
-    if "batch_size" in typed and spec.batch_size >= images:
+    """Say what begins, where options alone do not say it, and warn of a batch that leaves an epoch a single step."""
+    images = count_images(spec, data)
+    if not as_json and (told := _opening(spec, "batch_size" in typed, images)):
+        typer.echo(told)
+    if images is not None and "batch_size" in typed and spec.batch_size >= images:
         told = f"the batch holds all {images:,} training images: one step an epoch. A smaller --batch-size learns more."
         warnings.warn(told, stacklevel=2)
+
+
+def _opening(spec: RunSpec, sized: bool, images: int | None) -> str:
+    """Name the size of batches that was chosen for a folder, and what a second stage takes over; or nothing.
+
+    Args:
+        spec: The run.
+        sized: Whether the size of batches was typed.
+        images: How many training images there are, if that is known.
+    """
+    counted = "" if images is None else f"{images:,} training images, "
+    batches = f"{counted}batches of {spec.batch_size}{'' if sized else ' (--batch-size names another size)'}"
+    first = spec.start_from
+    if first is None:
+        return "" if sized or images is None or not spec.dataset.startswith("folder:") else f"{spec.dataset}: {batches}"
+    epochs = f"{spec.epochs} epoch{'' if spec.epochs == 1 else 's'} of {spec.optimiser} at {spec.learning_rate:g}"
+    return (
+        f"stage {spec.stage}, from the weights of {first.name}: {epochs}, {batches}; what is not given is as it was "
+        "there"
+    )
 
 
 def _train(spec: RunSpec, runs: Path, as_json: bool, **settings: Any) -> None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from maxsep import detect
 from maxsep.lab import data as lab_data
 from maxsep.lab.data import Data, ImageSet, normalisation, prepare
-from maxsep.lab.engine import load_model, load_run, train
-from maxsep.lab.engine.calibration import SCORES, check_score
+from maxsep.lab.engine import evaluate, load_model, load_run, train
+from maxsep.lab.engine.calibration import SCORES, check_score, with_rejected
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.serving import open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
 CPU = Execution(device="cpu")
@@ -174,3 +175,28 @@ def test_an_unknown_score_lists_the_known():
     assert list(SCORES) == ["max_logit", "max_softmax", "energy"]
     with pytest.raises(ValueError, match=r"unknown score 'odin'. Known: max_logit, max_softmax, energy"):
         check_score("odin")
+
+
+def test_what_a_threshold_rejects_of_known_images(tmp_path):
+    """As `predict` would: the share of test images whose score, on the thresholds' scale, is below each threshold."""
+    spec = RunSpec(head="cosine", loss="ldam", epochs=3, batch_size=128, calibration=0.2)
+    folder = train(spec, runs=tmp_path, execution=CPU, progress=False)
+    told = evaluate(folder)["unknown"]
+    classifier = open_classifier(folder, "cpu")
+    logits = classifier.logits(prepare(spec).test.images)
+    for score in SCORES:
+        below = classifier.scores(score, logits) < classifier.threshold(score)
+        assert told["rejected"][score] == pytest.approx(below.double().mean().item(), abs=0.005), score
+        assert 0 < told["rejected"][score] < 0.5
+    assert {key: told[key] for key in load_run(folder).unknown} == load_run(folder).unknown
+    assert told == json.loads(json.dumps(told))
+
+
+def test_scores_that_are_no_number_are_rejected():
+    logits = torch.tensor([[1.0, 0.0], [float("nan"), 3.0], [2.0, 0.0], [5.0, 0.0]])
+    unknown = {"score": "max_logit", "thresholds": {"max_logit": 2.0, "max_softmax": 0.99}}
+    assert with_rejected(unknown, logits)["rejected"] == {"max_logit": 0.5, "max_softmax": 0.75}
+    scaled = with_rejected(unknown | {"softmax_scale": 30.0}, logits)["rejected"]
+    assert scaled == {"max_logit": 0.5, "max_softmax": 0.25}, "softmax takes scaled logits, the largest logit does not"
+    assert with_rejected(None, logits) is None
+    assert with_rejected(unknown, None) == unknown | {"rejected": None}

@@ -3,6 +3,8 @@
 import pytest
 
 from maxsep.lab.recipes.own_data import own_data, usual_batch
+from maxsep.lab.report.comparison import Method
+from maxsep.lab.spec import options
 
 
 def arms(recipe):
@@ -23,6 +25,30 @@ def test_every_loss_has_a_plain_head_and_controls_of_its_own():
     found = arms(own_data("digits", losses=["cross_entropy", "logit_adjusted"], radii=[0.5, 0.5]))
     heads = [("plain", 1.0), ("scaled", 0.5), ("maxsep", 0.5)]
     assert found == [(*head, loss) for loss in ("cross_entropy", "logit_adjusted") for head in heads]
+
+
+def test_ldam_has_cosine_heads_each_matrix_behind_its_control():
+    given = options(reweight_from=24)
+    specs = own_data("digits", losses=["ldam"], loss_options=given, seeds=1).specs()
+    methods = [Method.of(spec) for spec in specs]
+    assert [method.head for method in methods] == ["cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine"]
+    assert {(spec.loss, spec.loss_options, spec.radius) for spec in specs} == {("ldam", given, 1.0)}
+    for control, matrix in ((0, 1), (2, 3)):
+        assert methods[matrix].control == methods[control]
+    assert own_data("digits", losses=["ldam"], radii=[1.0], seeds=1).specs() == [
+        spec.replace(loss_options=()) for spec in specs
+    ]
+
+
+def test_radii_and_options_are_for_the_losses_that_have_them():
+    both = own_data("digits", losses=["cross_entropy", "ldam"], radii=[0.5], loss_options=options(scale=20.0))
+    assert arms(both)[:3] == [
+        (head, radius, "cross_entropy") for head, radius in (("plain", 1), ("scaled", 0.5), ("maxsep", 0.5))
+    ]
+    assert {radius for _, radius, loss in arms(both) if loss == "ldam"} == {1.0}
+    assert {spec.loss_options for spec in both.specs(1) if spec.loss != "ldam"} == {()}
+    named = {spec.name for spec in own_data("digits").specs()}
+    assert named <= {spec.name for spec in own_data("digits", losses=["cross_entropy", "ldam"]).specs()}
 
 
 @pytest.mark.parametrize(
@@ -58,8 +84,15 @@ def test_the_learning_rate_follows_the_optimiser():
     [
         ({"radii": []}, "a comparison needs a radius, got none"),
         ({"radii": [0.0]}, "radius must be a positive finite number, got 0.0"),
-        ({"losses": ["hinge"]}, r"unknown loss 'hinge' for a comparison. Known: cross_entropy, .* is compared\.$"),
-        ({"losses": ["ldam"]}, "unknown loss 'ldam' for a comparison.*ldam takes cosines: train the heads cosine, "),
+        ({"losses": ["hinge"]}, r"unknown loss 'hinge' for a comparison. Known: cross_entropy, .*, ldam\.$"),
+        (
+            {"losses": ["ldam"], "radii": [1.0, 0.1]},
+            r"its heads have radius 1, got radius 1, 0.1. Leave --radius out, or name --loss-option scale=20\.$",
+        ),
+        (
+            {"losses": ["logit_adjusted"], "loss_options": options(tau=2.0)},
+            r"^in a comparison ldam alone takes options, got tau with logit_adjusted. Leave --loss-option out, or",
+        ),
         (
             {"losses": ["balanced_softmax", "cross_entropy", "logit_adjusted"]},
             r"^balanced_softmax and logit_adjusted \(tau 1\) are the same function, got both: train one of them, such "

@@ -170,3 +170,31 @@ def test_the_caption_says_what_plain_is_for_heads_that_compare_directions(tmp_pa
     run_folders(tmp_path / "b", [RunSpec(head=head) for head in ("plain", "maxsep")])
     (table,), _ = build(tmp_path / "b")
     assert table.caption == CAPTION
+
+
+def test_a_table_of_heads_that_compare_directions_names_what_gains_are_over(tmp_path, run_folders):
+    heads = ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
+    run_folders(tmp_path, [RunSpec(head=head, loss="ldam", seed=seed) for head in heads for seed in range(3)])
+    (table,), _ = build(tmp_path)
+    assert table.columns == ("head", "radius", "ours, %", "gain over cosine", "gain over its control")
+    cells = {row.cells[0].text: row.cells for row in table.rows}
+    assert cells["cosine_maxsep (LDAM)"][4].text == "= cosine"
+    assert cells["maxsep_cosine (LDAM)"][4].notes[0].endswith("the control here is centred_cosine.")
+    assert cells["centred_cosine (LDAM)"][4] == EMPTY
+    (text,) = accuracy_section(settings_of(collect(tmp_path).records)).text
+    assert text.startswith("Every gain is shown twice: over cosine, the plain head of losses for cosines, and over the")
+
+
+def test_cosine_stands_for_its_loss_beside_cross_entropy(tmp_path, run_folders):
+    arms = [*((head, "cross_entropy") for head in ("plain", "maxsep")), ("cosine", "ldam"), ("maxsep_cosine", "ldam")]
+    run_folders(tmp_path, [RunSpec(head=head, loss=loss, seed=seed) for head, loss in arms for seed in range(3)])
+    (table,), _ = build(tmp_path)
+    cells = {row.cells[0].text: row.cells for row in table.rows}
+    assert set(cells) == {f"{head} (cross-entropy)" for head in ("plain", "scaled", "maxsep")} | {
+        *("cosine (LDAM)", "maxsep_cosine (LDAM)")
+    }
+    assert cells["cosine (LDAM)"][3].detail.startswith("over cross-entropy: ")
+    assert table.columns[-2:] == ("gain over plain", "gain over scaled, same radius")
+    told = "Plain heads of other losses are compared with the plain head of cross-entropy. For heads that compare "
+    assert table.caption.endswith(f"{told}directions plain is cosine.")
+    assert "over scaled" in accuracy_section(settings_of(collect(tmp_path).records)).text[0]

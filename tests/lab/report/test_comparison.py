@@ -1,6 +1,6 @@
 from maxsep.lab.recipes import longtail
 from maxsep.lab.report.collect import collect
-from maxsep.lab.report.comparison import Method, Setting, distinctions, duel, settings_of
+from maxsep.lab.report.comparison import USUAL, Method, Setting, distinctions, duel, settings_of, several_losses
 from maxsep.lab.spec import RunSpec, options
 
 
@@ -146,3 +146,39 @@ def test_cross_entropy_goes_without_saying_where_no_head_has_another_loss(tmp_pa
     (setting,) = settings_of(collect(tmp_path).records)
     names = ["plain", "maxsep", "scaled", "maxsep", "hpn (squared cosine)"]
     assert list(map(setting.name, setting.entries)) == names
+
+
+def test_every_head_has_a_plain_one_and_a_control():
+    ldam = {"loss": "ldam", "loss_options": options(max_margin=0.4)}
+    cosine, behind, centred, true = (
+        Method(head, 1.0, **ldam) for head in ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
+    )
+    assert {method.plain for method in (cosine, behind, centred, true)} == {cosine}
+    assert (behind.control, true.control) == (cosine, centred)
+    assert Method("maxsep", 0.1, loss="logit_adjusted").control == Method("scaled", 0.1, loss="logit_adjusted")
+    assert Method("maxsep", 1.0).control == Method("maxsep", 1.0).plain == USUAL
+    assert Method("hpn", 1.0, loss="squared_cosine").plain == USUAL
+
+
+def test_what_stands_for_a_loss():
+    brings = [("plain", "logit_adjusted"), ("cosine", "ldam")]
+    others = [
+        ("plain", "cross_entropy"),
+        ("cosine", "cross_entropy"),
+        ("maxsep", "logit_adjusted"),
+        ("hpn", "squared_cosine"),
+    ]
+    assert all(Method(head, 1.0, loss=loss).brings_loss for head, loss in brings)
+    assert not any(Method(head, 1.0, loss=loss).brings_loss for head, loss in others)
+    cosine = Method("cosine", 1.0, loss="ldam")
+    assert several_losses([USUAL, cosine])
+    assert not several_losses([cosine, Method("maxsep", 1.0)]), "no name is given twice, and nothing is compared"
+    assert not several_losses([USUAL, Method("maxsep_cosine", 1.0, loss="ldam")])
+
+
+def test_re_weighting_from_the_start_is_not_called_none():
+    """Either option of deferred weights asks for them, and the name of a method says from when."""
+    for given in ({"reweight": "effective"}, {"reweight_from": 0}, {"reweight": "effective", "reweight_from": 0}):
+        method = Method.of(RunSpec(head="cosine", loss="ldam", loss_options=options(**given)))
+        assert method.label == "cosine (LDAM, re-weighted from epoch 0)"
+    assert Method.of(RunSpec(head="cosine", loss="ldam")).label == "cosine (LDAM)"

@@ -94,6 +94,78 @@ def test_where_losses_stand_side_by_side_all_are_named(line_up):
     assert alone.verdicts()[0][:2] == ("maxsep (logit adjusted), radius 1", "plain (logit adjusted)")
 
 
+COSINES = {"cosine": 0.70, "cosine_maxsep": 0.701, "centred_cosine": 0.75, "maxsep_cosine": 0.79}
+UNEVEN = {"cosine_maxsep": (1, -2, 1), "centred_cosine": (-1, 0, 1), "maxsep_cosine": (2, -1, 1), "plain": (0, 1, 3)}
+
+
+@pytest.fixture
+def by_direction(tmp_path, run_folder):
+    """Line up made-up runs with LDAM, and with cross-entropy where that is asked for."""
+
+    def make(losses=("ldam",), **options):
+        specs = own_data("digits", losses=losses, radii=[1.0], **options).specs()
+        for spec in specs:
+            shift = SHIFT[spec.seed] + UNEVEN.get(spec.head, (0, 0, 0))[spec.seed] / 1000
+            run_folder(tmp_path, spec, COSINES.get(spec.head, 0.6) + shift)
+        return contest(specs, collect(tmp_path).records)
+
+    return make
+
+
+def test_each_head_that_compares_directions_meets_its_own_control(by_direction, tmp_path):
+    found = by_direction(loss_options=(("reweight_from", 24),))
+    name = "{} (LDAM, re-weighted from epoch 24)".format
+    assert [item.label for item in found.contestants] == list(map(name, COSINES)), "nothing has another radius than 1"
+    assert [(label, other) for label, other, _ in found.verdicts()] == [
+        (name("cosine_maxsep"), name("cosine")),
+        (name("centred_cosine"), name("cosine")),
+        (name("maxsep_cosine"), name("cosine")),
+        (name("maxsep_cosine"), name("centred_cosine")),
+    ]
+    _, behind, centred, true = found.contestants
+    assert [item.has_control for item in found.contestants] == [False, False, False, True]
+    assert [item.is_plain for item in found.contestants] == [True, False, False, False]
+    assert true.over_control.difference == pytest.approx(0.04, abs=0.001)
+    assert (behind.over_plain.holds, centred.over_plain.holds, behind.over_control) == (False, True, None)
+    assert found.tests == 4
+    assert found.conclusion == [
+        "On this data the matrix helps as maxsep_cosine (+4.07 points over centred_cosine); centred_cosine alone helps "
+        "(+5.00 points over cosine)."
+    ]
+    told = found.to_dict()["arms"]
+    assert [arm["over_plain"] is None for arm in told] == [True, False, False, False]
+    assert [arm["over_control"] is None for arm in told] == [True, True, True, False]
+    assert told[0]["loss_options"] == {"reweight": "effective", "reweight_from": 24}
+    render(tmp_path, tmp_path / "report")
+    rows = {row["head"]: row for row in json.loads((tmp_path / "report/report.json").read_text())["results"]}
+    for item in found.contestants:
+        for ours, theirs in ((item.over_plain, "gain_over_plain"), (item.over_control, "gain_over_scaled")):
+            if ours is not None:
+                row = rows[item.method.head][theirs]
+                assert (ours.p, ours.adjusted) == (row["p"], row["p_after_correction"]), "the tests of the report"
+
+
+def test_cosine_meets_plain_with_cross_entropy(by_direction, tmp_path):
+    found = by_direction(("cross_entropy", "ldam"))
+    assert [item.label for item in found.contestants][:3] == [
+        *("plain (cross-entropy)", "maxsep (cross-entropy), radius 1", "cosine (LDAM)")
+    ]
+    (rival,) = (item for item in found.contestants if item.rival)
+    assert (rival.method.head, rival.rival) == ("cosine", "plain (cross-entropy)")
+    assert rival.over_loss.difference == pytest.approx(0.1 - 0.004 / 3)
+    assert ("cosine (LDAM)", "plain (cross-entropy)", rival.over_loss) in found.verdicts()
+    assert found.tests == sum(comparison.p is not None for *_, comparison in found.verdicts()) == 6
+    assert "Cosine with this loss against plain (cross-entropy): better by 9.87 points" in found.conclusion[1]
+
+
+def test_a_cosine_head_that_guesses_is_no_reference(run_folder, tmp_path):
+    specs = own_data("digits", losses=["ldam"], seeds=1).specs()
+    for spec in specs:
+        run_folder(tmp_path, spec, 0.11 if spec.head == "cosine" else 0.8)
+    (told,) = contest(specs, collect(tmp_path).records).cautions
+    assert told.startswith("But cosine (LDAM) has learned next to nothing")
+
+
 def test_runs_that_are_missing(line_up):
     specs = own_data("digits").specs()
     found = line_up(specs, specs[:6])

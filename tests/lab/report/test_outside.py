@@ -305,3 +305,64 @@ def test_settings_of_one_name_are_told_apart(settings, page):
     speeds = text[text.index('<section id="runtime">') :]
     assert "SVHN split 0, VGG32" in speeds
     assert "SVHN split 1, VGG32" not in speeds
+
+
+def with_losses(recipe, only):
+    """The plain head and the matrix of a recipe, with cross-entropy and with adjusted logits."""
+    specs = [spec for spec in recipes.get(recipe).specs(1, only=only) if spec.head in ("plain", "maxsep")]
+    return [spec.replace(loss=loss) for spec in specs for loss in ("cross_entropy", "logit_adjusted")]
+
+
+def test_losses_are_named_as_in_the_tables(tmp_path, run_folder, write_detection):
+    for spec in with_losses("ood", "optimiser=sgd"):
+        write_detection(run_folder(tmp_path, spec, top1=0.7), spec, {"svhn": "SVHN test"})
+    section = outliers_section(settings_of(collect(tmp_path).records))
+    names = {f"{head} ({loss})" for head in ("plain", "maxsep") for loss in ("cross-entropy", "logit adjusted")}
+    table, *_, steps = section.tables
+    assert {row.cells[0].text for row in table.rows} >= names
+    assert {row.cells[0].text for row in steps.rows} >= names
+    (figure,) = section.figures
+    assert all(f"{head} (cross-entropy): mean gap" in figure.caption for head in ("plain", "maxsep"))
+    assert "plain (cross-entropy): 0.002; maxsep (cross-entropy): 0.002" in section.after[0]
+
+
+def test_open_sets_name_losses_where_any_split_has_several(tmp_path, run_folder, write_detection):
+    specs = with_losses("openset", "dataset=osr_cifar10_0|osr_cifar10_1")
+    for spec in specs:
+        if spec.loss == "cross_entropy" or spec.dataset.endswith("_1"):
+            write_detection(run_folder(tmp_path, spec, top1=0.9), spec, {"unknown": "unknown classes"})
+    table, splits = openset_section(settings_of(collect(tmp_path).records)).tables
+    names = [row.cells[0].text for row in table.rows]
+    assert names[:2] == ["plain (cross-entropy)", "plain (cross-entropy), centred"]
+    assert {"plain (logit adjusted)", "maxsep (cross-entropy)", "maxsep (logit adjusted)"} < set(names)
+    assert [row.cells[0].text for row in splits.rows] == names
+
+
+HEADS_BY_DIRECTION = ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
+
+
+def test_heads_that_compare_directions_meet_their_own_controls_on_outliers(tmp_path, run_folder, write_detection):
+    (spec, *_) = with_losses("ood", "optimiser=sgd")
+    for head in HEADS_BY_DIRECTION:
+        run = spec.replace(head=head, radius=1.0, loss="ldam")
+        write_detection(run_folder(tmp_path, run, top1=0.7), run, {"svhn": "SVHN test"})
+    table = outliers_section(settings_of(collect(tmp_path).records)).tables[0]
+    energy = rows(table, "energy")
+    values = {head: energy[f"{head} (LDAM)", "1"]["AUROC, %"].value for head in HEADS_BY_DIRECTION}
+    control = energy["maxsep_cosine (LDAM)", "1"]["over scaled, same radius"].value
+    assert control == pytest.approx(values["maxsep_cosine"] - values["centred_cosine"])
+    behind = energy["cosine_maxsep (LDAM)", "1"]
+    assert behind["over scaled, same radius"].text == "= cosine"
+    assert behind["AUROC over plain"].value == pytest.approx(values["cosine_maxsep"] - values["cosine"])
+
+
+def test_open_sets_compare_heads_of_one_loss(tmp_path, run_folder, write_detection):
+    for spec in with_losses("openset", "dataset=osr_cifar10_0"):
+        write_detection(run_folder(tmp_path, spec, top1=0.9), spec, {"unknown": "unknown classes"})
+    (table,) = openset_section(settings_of(collect(tmp_path).records)).tables
+    cells = {row.cells[0].text: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
+    plain, matrix = (cells[f"{head} (logit adjusted)"] for head in ("plain", "maxsep"))
+    difference = matrix["AUROC of MLS, %"].value - plain["AUROC of MLS, %"].value
+    assert matrix["MLS over plain"].value == pytest.approx(difference)
+    assert matrix["over scaled, same radius"].text == "= plain"
+    assert plain["MLS over plain"].value is None, "a loss is no head"

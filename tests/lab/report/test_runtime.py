@@ -24,3 +24,12 @@ def test_other_runs_have_no_difference(run_folders, tmp_path):
     assert table.columns == ("head", "images per second")
     assert "say nothing about heads" in table.caption
     assert {row.cells[0].text for row in table.rows} >= {"plain", "scaled, radius 0.1", "maxsep, radius 0.1"}
+
+
+def test_losses_are_named_as_in_the_tables(run_folders, tmp_path):
+    specs = [spec for spec in recipes.get("runtime").specs(only="dataset=cifar10") if spec.head in ("plain", "maxsep")]
+    run_folders(tmp_path, [spec.replace(loss=loss) for spec in specs for loss in ("cross_entropy", "logit_adjusted")])
+    (table,) = runtime_section(settings_of(collect(tmp_path).records), []).tables
+    names = [row.cells[0].text for row in table.rows]
+    assert {"plain (cross-entropy)", "plain (logit adjusted)"} < set(names)
+    assert all("cross-entropy" in name or "logit adjusted" in name for name in names)

@@ -120,6 +120,69 @@ def test_the_conclusion(found, sentence):
     assert told(**found) == sentence
 
 
+def by_direction(behind=NOISE, centred=NOISE, both=NOISE, true=NOISE):
+    """The conclusion of LDAM: the matrix behind cosines, the control alone, and the matrix over plain and control."""
+    arms = [
+        Arm(Method("cosine", 1.0, loss="ldam")),
+        Arm(Method("cosine_maxsep", 1.0, loss="ldam"), behind),
+        Arm(Method("centred_cosine", 1.0, loss="ldam"), centred),
+        Arm(Method("maxsep_cosine", 1.0, loss="ldam"), both, true),
+    ]
+    (sentence,) = conclude(arms)
+    return sentence.removeprefix("On this data ").removesuffix(".")
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ({}, f"{NOTHING}, nor does centred_cosine alone"),
+        ({"centred": UP, "both": UP}, f"{NOTHING}; centred_cosine does (+2.10 points over cosine)"),
+        ({"centred": DOWN, "both": DOWN}, f"{NOTHING}; centred_cosine alone costs 3.45 points"),
+        (
+            {"behind": UP, "true": UP},
+            "the matrix helps as cosine_maxsep (+2.10 points over cosine) and as maxsep_cosine (+2.10 points over "
+            "centred_cosine); centred_cosine alone makes no difference that 3 seeds can show",
+        ),
+        (
+            {"behind": UP, "true": DOWN, "centred": UP},
+            "the matrix helps as cosine_maxsep (+2.10 points over cosine); the matrix hurts as maxsep_cosine "
+            "(\N{MINUS SIGN}3.45 points over centred_cosine); centred_cosine alone helps (+2.10 points over cosine)",
+        ),
+        (
+            {"both": UP},
+            f"{NOTHING}, nor does centred_cosine alone; maxsep_cosine gains 2.10 points over cosine, and 3 seeds "
+            "cannot tell whether by the matrix or by what centred_cosine has of it",
+        ),
+        (
+            {"behind": UP, "both": DOWN},
+            "the matrix helps as cosine_maxsep (+2.10 points over cosine); centred_cosine alone makes no difference "
+            "that 3 seeds can show; maxsep_cosine loses 3.45 points to cosine, and 5 seeds cannot tell whether by the "
+            "matrix or by what centred_cosine has of it",
+        ),
+        (
+            {"behind": FEW, "true": None, "centred": FLAT},
+            "nothing can be told yet: fewer than 3 seeds",
+        ),
+        (
+            {"behind": FEW, "true": None},
+            "as cosine_maxsep and maxsep_cosine the matrix is not testable: fewer than 3 seeds; centred_cosine alone "
+            "makes no difference that 3 seeds can show",
+        ),
+        ({"centred": FEW}, f"{NOTHING}; centred_cosine alone is not testable: fewer than 3 seeds"),
+    ],
+)
+def test_the_conclusion_names_heads_that_compare_directions(found, sentence):
+    assert by_direction(**found) == sentence
+
+
+def test_the_plain_head_of_a_loss_is_named():
+    arms = [Arm(Method("cosine", 1.0, loss="ldam"), None, None, UP, "plain (cross-entropy)")]
+    (told,) = conclude([*arms, Arm(Method("cosine_maxsep", 1.0, loss="ldam"), NOISE)])
+    assert told.endswith(
+        ". Cosine with this loss against plain (cross-entropy): better by 2.10 points, more than seed noise."
+    )
+
+
 def test_without_a_radius_there_is_nothing_to_say_of_it():
     assert conclude([Arm(Method("plain", 1.0)), Arm(Method("maxsep", 1.0), NOISE)]) == [f"On this data {NOTHING}."]
 

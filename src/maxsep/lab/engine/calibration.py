@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor
@@ -62,6 +62,30 @@ def calibrate(
     thresholds = {name: threshold_at_tpr(scores_of(name, logits, softmax_scale), TPR) for name in SCORES}
     told = {"score": SCORE, "tpr": TPR, "images": len(images), "softmax_scale": softmax_scale}
     return told | {"thresholds": thresholds}
+
+
+def with_rejected(unknown: Mapping[str, Any] | None, logits: Tensor | None) -> dict[str, Any] | None:
+    """Add to thresholds what part of images each of them calls unknown, as `rejected`; None stays None.
+
+    Of known images that nobody trained on it is about 1 - `tpr`; if it is much more, these are not like those that set
+    the thresholds. A score that is no number is below every threshold.
+
+    Args:
+        unknown: What `calibrate` returned, with its scale or, in old records, for bare logits.
+        logits: (N, C) of the images; None if they cannot be computed any more, and then `rejected` is None.
+
+    >>> from torch import tensor
+    >>> told = with_rejected({"thresholds": {"max_logit": 2.0}}, tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 0.0]]))
+    >>> round(told["rejected"]["max_logit"], 4)
+    0.3333
+    """
+    if unknown is None:
+        return None
+    if logits is None:
+        return {**unknown, "rejected": None}
+    scores = {name: scores_of(name, logits, float(unknown.get("softmax_scale", 1.0))) for name in unknown["thresholds"]}
+    kept = {name: int((scores[name] >= limit).sum()) for name, limit in unknown["thresholds"].items()}
+    return {**unknown, "rejected": {name: 1 - count / len(logits) for name, count in kept.items()}}
 
 
 def check_score(name: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from maxsep.analysis import angular_fisher_score
 from maxsep.lab.data import normalisation, prepare
+from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import last_loss
 from maxsep.lab.engine.model import Pipeline, build_model
@@ -109,7 +110,8 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
         device: Where to compute.
 
     Returns:
-        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `angular_fisher`.
+        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `angular_fisher`; and `unknown`: the
+        run's thresholds with the part of the test images that each of them rejects, None for a run without thresholds.
     """
     network, spec = load_model(folder)
     data = prepare(spec, data_root)
@@ -120,4 +122,5 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
     metrics = measure(outputs, loss, spec.softmax_scale)
-    return metrics | {"angular_fisher": angular_fisher_score(outputs.features, outputs.labels)}
+    metrics["angular_fisher"] = angular_fisher_score(outputs.features, outputs.labels)
+    return metrics | {"unknown": with_rejected(load_run(folder).unknown, outputs.logits)}

@@ -1,6 +1,7 @@
 """One's own data: the matrix, its control and the plain head on whatever somebody wants to know about.
 
-No table of the paper. The radii are fixed beforehand, so that nothing is chosen on test data.
+No table of the paper. The radii are fixed beforehand, so that nothing is chosen on test data. The loss `ldam` takes a
+margin off cosines: it has the heads that compare directions, in place of the others.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import math
 from collections.abc import Sequence
 
 from maxsep.lab.engine.names import check_names
+from maxsep.lab.recipes.longtail import HEADS as COSINES
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
-from maxsep.lab.spec import RATES, RunSpec
+from maxsep.lab.spec import RATES, Options, RunSpec
 
 RADII = (1.0, 0.1)
 """The paper's: 1 leaves the scale of the logits as it is, 0.1 is that of its long-tailed ResNets."""
-LOSSES = ("cross_entropy", "logit_adjusted", "balanced_softmax", "label_aware_smoothing")
-"""Losses for logits of any size, which every head here gives."""
+LOSSES = ("cross_entropy", "logit_adjusted", "balanced_softmax", "label_aware_smoothing", "ldam")
+"""All but the last are for logits of any size."""
 _SAME = ("balanced_softmax", "logit_adjusted")
 """Losses that are one function, log-priors added to the logits: tau is 1 here."""
 _UPRIGHT = ("digits", "svhn")
@@ -40,8 +42,9 @@ def own_data(
     network: str | None = None,
     epochs: int = 30,
     seeds: int = 3,
-    radii: Sequence[float] = RADII,
+    radii: Sequence[float] | None = None,
     losses: Sequence[str] = LOSSES[:1],
+    loss_options: Options = (),
     optimiser: str = "sgd",
     learning_rate: float | None = None,
     augmentation: str | None = None,
@@ -50,15 +53,17 @@ def own_data(
 ) -> Recipe:
     """Build the comparison of plain, scaled and maxsep on a dataset.
 
-    Each loss has a plain head, and at every radius the matrix and its control, the plain head times that radius.
+    Each loss has a plain head, and at every radius the matrix and its control, the plain head times that radius. With
+    `ldam`, which has a scale of its own, these are both ways to put the matrix on cosines, each behind its control.
 
     Args:
         dataset: As `load` reads it, such as `digits` or `folder:PATH`.
         network: By default `mlp` for the digits, `resnet32` for everything else.
         epochs: Of every run.
         seeds: How many, from 0.
-        radii: Of the matrix and its controls; a radius that is named twice is run once.
+        radii: Of the matrix and its controls, by default `RADII`; a radius that is named twice is run once.
         losses: Of `LOSSES`; of balanced_softmax and logit_adjusted, which are the same function at tau 1, only one.
+        loss_options: Of `ldam`, such as `reweight_from`: the epoch, counted from 0, from which rare classes weigh more.
         optimiser: `sgd` or `adamw`.
         learning_rate: By default that of `RATES`.
         augmentation: By default `crop_flip`, for digits and house numbers `none`.
@@ -67,10 +72,11 @@ def own_data(
 
     >>> [f"{spec.head} {spec.radius:g}" for spec in own_data("digits", seeds=1).specs()]
     ['plain 1', 'maxsep 1', 'scaled 0.1', 'maxsep 0.1']
+    >>> [spec.head for spec in own_data("digits", seeds=1, losses=["ldam"]).specs()]
+    ['cosine', 'cosine_maxsep', 'centred_cosine', 'maxsep_cosine']
     """
-    if not radii:
-        raise ValueError("a comparison needs a radius, got none. Name one or more, such as 1 and 0.1.")
-    _check_losses(losses)
+    _check_losses(losses, loss_options)
+    _check_radii(radii, losses)
     if learning_rate is not None and not 0 < learning_rate < math.inf:
         raise ValueError(f"the learning rate must be a positive finite number, got {learning_rate:g}.")
     setting = RunSpec(
@@ -80,36 +86,50 @@ def own_data(
         augmentation=augmentation or ("none" if dataset in _UPRIGHT else "crop_flip"),
     )  # fmt: skip
     check_names(setting)
+    arms = _arms(losses, RADII if radii is None else radii, loss_options)
     return Recipe(
         name="own data",
         title="The matrix on data of one's own",
         source="not in the paper",
-        question="Does the matrix help on these data, and by more than its radius does?",
-        blocks=(Block(settings=(setting,), arms=tuple(_arms(losses, radii))),),
+        question="Does the matrix help on these data, and by more than its control does?",
+        blocks=(Block(settings=(setting,), arms=tuple(arms)),),
         seeds=tuple(range(seeds)),
     )
 
 
-def _check_losses(losses: Sequence[str]) -> None:
+def _check_losses(losses: Sequence[str], loss_options: Options) -> None:
     if unknown := [loss for loss in losses if loss not in LOSSES]:
-        cosines = (
-            " ldam takes cosines: train the heads cosine, cosine_maxsep, centred_cosine and maxsep_cosine with maxsep "
-            "train --loss ldam, and read them beside each other with maxsep report."
-        )
-        raise ValueError(
-            f"unknown loss {unknown[0]!r} for a comparison. Known: {', '.join(LOSSES)}; they take the logits of every "
-            f"head that is compared.{cosines if unknown[0] == 'ldam' else ''}"
-        )
+        raise ValueError(f"unknown loss {unknown[0]!r} for a comparison. Known: {', '.join(LOSSES)}.")
     if set(_SAME) <= set(losses):
         raise ValueError(
             f"{' and '.join(_SAME)} (tau 1) are the same function, got both: train one of them, such as --loss "
             f"{','.join(loss for loss in dict.fromkeys(losses) if loss != _SAME[0])}."
         )
+    if loss_options and "ldam" not in losses:
+        raise ValueError(
+            f"in a comparison ldam alone takes options, got {', '.join(name for name, _ in loss_options)} with "
+            f"{', '.join(losses)}. Leave --loss-option out, or train with maxsep train and read with maxsep report."
+        )
 
 
-def _arms(losses: Sequence[str], radii: Sequence[float]) -> list[Arm]:
+def _check_radii(radii: Sequence[float] | None, losses: Sequence[str]) -> None:
+    if radii is None:
+        return
+    if not radii:
+        raise ValueError("a comparison needs a radius, got none. Name one or more, such as 1 and 0.1.")
+    if set(losses) == {"ldam"} and set(radii) != {1.0}:
+        raise ValueError(
+            f"ldam multiplies cosines by a scale of its own, and its heads have radius 1, got radius "
+            f"{', '.join(f'{radius:g}' for radius in radii)}. Leave --radius out, or name --loss-option scale=20."
+        )
+
+
+def _arms(losses: Sequence[str], radii: Sequence[float], loss_options: Options) -> list[Arm]:
     arms = []
     for loss in dict.fromkeys(losses):
+        if loss == "ldam":
+            arms += [Arm(head=head, loss=loss, loss_options=loss_options) for head in COSINES]
+            continue
         arms.append(Arm(head="plain", loss=loss))
         for radius in dict.fromkeys(radii):
             arms += [Arm(head=head, radius=radius, loss=loss) for head in ("scaled", "maxsep")]

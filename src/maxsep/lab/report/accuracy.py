@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from maxsep.lab.recipes import paper
-from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting, distinctions
+from maxsep.lab.report.comparison import BASE_HEADS, USUAL, Entry, Method, Setting, distinctions
 from maxsep.lab.report.family import BY, Family, family, is_echo, loss_metric
 from maxsep.lab.report.statistics import Comparison, Summary, highest
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent, rounded
@@ -55,7 +55,7 @@ def accuracy_tables(settings: Sequence[Setting], tests: Family | None = None) ->
         shown = list(group)
         rows = [row for setting in shown for row in _rows(setting, labels[setting.spec], tests)]
         caption = " ".join([CAPTION, *_bases(shown)])
-        columns, rows = _without_empty_paper(rows)
+        columns, rows = _without_empty_paper(_columns(shown), rows)
         tables.append(Table(f"accuracy-{number}", title, columns, tuple(rows), caption, numeric_from=1))
     return tables
 
@@ -66,19 +66,28 @@ def _bases(settings: Sequence[Setting]) -> list[str]:
         plain.method for s in settings for m in s.entries if (plain := s.plain(m)) is not None and plain.method != m
     ]
     told = [_SAME_LOSS] if len({(base.loss, base.loss_options) for base in found}) > 1 else []
-    usual = Method("plain", 1.0)
-    if any(usual in s.entries and any(m.head == "plain" and m != usual for m in s.entries) for s in settings):
+    if any(USUAL in s.entries and any(m.brings_loss for m in s.entries) for s in settings):
         told.append(_LOSSES)
     return [*told, *([_BY_DIRECTION] if any(base.head == "cosine" for base in found) else [])]
 
 
-def _without_empty_paper(rows: list[Row]) -> tuple[tuple[str, ...], list[Row]]:
+def compares_directions(settings: Sequence[Setting]) -> bool:
+    """Whether all heads compare directions, so that none is compared with plain or scaled."""
+    return all(method.plain.head == "cosine" for setting in settings for method in setting.entries)
+
+
+def _columns(settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Name the heads that gains are over; where some heads compare directions and others do not, notes tell them."""
+    return (*COLUMNS[:-2], "gain over cosine", "gain over its control") if compares_directions(settings) else COLUMNS
+
+
+def _without_empty_paper(columns: tuple[str, ...], rows: list[Row]) -> tuple[tuple[str, ...], list[Row]]:
     """Leave the paper's column out where the paper has no number at all."""
-    place = COLUMNS.index("paper, %")
+    place = columns.index("paper, %")
     if any(row.cells[place] != EMPTY for row in rows):
-        return COLUMNS, rows
+        return columns, rows
     kept = [Row(row.cells[:place] + row.cells[place + 1 :], row.group) for row in rows]
-    return COLUMNS[:place] + COLUMNS[place + 1 :], kept
+    return columns[:place] + columns[place + 1 :], kept
 
 
 def results(settings: Sequence[Setting], tests: Family | None = None) -> list[dict[str, Any]]:

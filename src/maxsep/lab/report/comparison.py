@@ -52,11 +52,11 @@ class Method:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Method:
-        """A run's method; `scaled` at radius 1 is `plain`, and when to re-weigh asks for re-weighting."""
+        """A run's method; `scaled` at radius 1 is `plain`; when to re-weigh asks for re-weighting, which says when."""
         spec = canonical(spec)
         given = dict(spec.loss_options)
         if spec.reweights:
-            given.setdefault("reweight", "effective")
+            given = {"reweight": "effective", "reweight_from": 0} | given
         return cls(spec.head, spec.radius, spec.head_options, spec.loss, options(**given))
 
     @property
@@ -78,6 +78,42 @@ class Method:
         return self.label if self.radius == 1 else f"{self.label}, radius {self.radius:g}"
 
     @property
+    def plain(self) -> Method:
+        """The plain head that it is compared with: trained with the same loss; a plain head is its own.
+
+        Where no plain head could be, as with the loss of `hpn`, it is the one with cross-entropy.
+        For heads that compare directions it is `cosine`, with the same loss.
+
+        >>> Method("maxsep", 0.1).plain.head, Method("maxsep_cosine", 1.0, loss="ldam").plain.head
+        ('plain', 'cosine')
+        """
+        if self.head in _COSINE_CONTROLS:
+            return Method("cosine", 1.0, (), self.loss, self.loss_options)
+        own = self.loss in _OWN_LOSSES
+        return Method("plain", 1.0, (), *(() if own else (self.loss, self.loss_options)))
+
+    @property
+    def control(self) -> Method:
+        """Its control: `scaled` at the same radius and with the same loss; at radius 1 it is `plain`.
+
+        Heads that compare directions have controls of their own: `centred_cosine` for `maxsep_cosine`, else `cosine`.
+
+        >>> Method("maxsep", 0.1).control.head, Method("maxsep_cosine", 1.0, loss="ldam").control.head
+        ('scaled', 'centred_cosine')
+        """
+        head = _COSINE_CONTROLS.get(self.head) or ("plain" if self.radius == 1 else "scaled")
+        return Method(head, self.radius, (), self.loss, self.loss_options)
+
+    @property
+    def brings_loss(self) -> bool:
+        """Whether it stands for its loss among others: a plain head with another loss than cross-entropy.
+
+        >>> Method("cosine", 1.0, loss="ldam").brings_loss, Method("cosine", 1.0).brings_loss
+        (True, False)
+        """
+        return self == self.plain and self != USUAL and (self.head == "plain" or self.loss != USUAL.loss)
+
+    @property
     def order(self) -> tuple[object, ...]:
         """Cross-entropy before other losses; with each plain, pairs of control and matrix by falling radius, others."""
         rank = HEADS.index(self.head) if self.head in HEADS else len(HEADS)
@@ -86,8 +122,14 @@ class Method:
         return (*loss, self.head != "plain", rank > 2, pair, rank, -self.radius)
 
 
+USUAL = Method("plain", 1.0)
+"""What other losses are compared with: a plain head with cross-entropy."""
+
+
 def several_losses(methods: Iterable[Method]) -> bool:
     """Whether a head stands among these with cross-entropy and with another loss, so that its name does not tell them.
+
+    Where the other loss is for cosines, its plain head is `cosine`.
 
     >>> plain, other = Method("plain", 1.0), Method("plain", 1.0, loss="logit_adjusted")
     >>> several_losses([plain, other]), several_losses([plain, Method("hpn", 1.0, loss="squared_cosine")])
@@ -95,7 +137,8 @@ def several_losses(methods: Iterable[Method]) -> bool:
     """
     known = set(methods)
     usual = {method.head for method in known if method.loss == "cross_entropy"}
-    return any(method.head in usual and method.loss != "cross_entropy" for method in known)
+    others = [method for method in known if method.loss != "cross_entropy"]
+    return any(method.head in usual or (method.brings_loss and USUAL in known) for method in others)
 
 
 @dataclass
@@ -169,23 +212,12 @@ class Setting:
         return self.name(method) + ("" if method.radius == 1 else f", radius {method.radius:g}")
 
     def plain(self, method: Method) -> Entry | None:
-        """The plain head to compare a method with: trained with the same loss.
-
-        Where no plain head could be, as with the loss of `hpn`, it is the one with cross-entropy.
-        For heads that compare directions it is `cosine`, with the same loss.
-        """
-        if method.head in _COSINE_CONTROLS:
-            return self.entries.get(Method("cosine", 1.0, (), method.loss, method.loss_options))
-        own = method.loss in _OWN_LOSSES
-        return self.entries.get(Method("plain", 1.0, (), *(() if own else (method.loss, method.loss_options))))
+        """The runs of the plain head to compare a method with, if there are any."""
+        return self.entries.get(method.plain)
 
     def control(self, method: Method) -> Entry | None:
-        """The control of a method: `scaled` at the same radius and with the same loss; at radius 1 it is `plain`.
-
-        Heads that compare directions have controls of their own: `centred_cosine` for `maxsep_cosine`, else `cosine`.
-        """
-        head = _COSINE_CONTROLS.get(method.head) or ("plain" if method.radius == 1 else "scaled")
-        return self.entries.get(Method(head, method.radius, (), method.loss, method.loss_options))
+        """The runs of a method's control, if there are any."""
+        return self.entries.get(method.control)
 
     def against(self, method: Method, other: Entry | None, metric: str = "top1") -> Comparison | None:
         """Compare a method with another, seed by seed."""

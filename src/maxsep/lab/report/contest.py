@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.comparison import Entry, Method, settings_of, several_losses
+from maxsep.lab.report.comparison import MATRIX_HEADS, USUAL, Entry, Method, settings_of, several_losses
 from maxsep.lab.report.family import BY, Against, family, loss_metric
 from maxsep.lab.report.shots import shots_of
 from maxsep.lab.report.statistics import TEST, Comparison, Summary, mean
@@ -22,7 +21,8 @@ from maxsep.lab.spec import RunSpec
 class Contestant:
     """One arm: its accuracy and the mean over classes for each seed, and how it did against the others.
 
-    At radius 1 the control is the plain head, and `over_control` is None.
+    Where the control is the plain head, as at radius 1, `over_control` is None. `Method.plain` and `Method.control` say
+    which heads these are.
     """
 
     entry: Entry
@@ -43,22 +43,26 @@ class Contestant:
     @property
     def label(self) -> str:
         """A name with the radius, wherever there is a choice of it."""
-        return self._label(self.method.head)
+        return self._label(self.method)
 
     @property
     def plain(self) -> str:
         """The name of the plain head with the same loss."""
-        return self._label("plain")
+        return self._label(self.method.plain)
 
     @property
     def control(self) -> str:
-        """The name of the plain head with the same loss, times the same radius."""
-        return self._label("scaled")
+        """The name of the control, with the same loss: where radii are compared, the plain head times the same one."""
+        return self._label(self.method.control)
 
-    def _label(self, head: str) -> str:
-        method = dataclasses.replace(self.method, head=head)
+    def _label(self, method: Method) -> str:
         name = method.named(loss=self.names_loss or method.loss != "cross_entropy")
-        return name if head == "plain" else f"{name}, radius {method.radius:g}"
+        return f"{name}, radius {method.radius:g}" if method.head in ("scaled", "maxsep") else name
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what others with the same loss are compared with."""
+        return self.method == self.method.plain
 
     @property
     def groups(self) -> dict[str, float]:
@@ -68,7 +72,7 @@ class Contestant:
     @property
     def has_control(self) -> bool:
         """Whether there is a control that is not the plain head."""
-        return self.method.head == "maxsep" and self.method.radius != 1
+        return self.method.head in MATRIX_HEADS and self.method.control != self.method.plain
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; accuracies and differences are fractions, as in a report."""
@@ -78,10 +82,11 @@ class Contestant:
             "head": method.head,
             "radius": method.radius,
             "loss": method.loss,
+            "loss_options": dict(method.loss_options),
             "top1": _spread(self.entry, "top1"),
             "balanced": _spread(self.entry, "balanced"),
             "groups": self.groups,
-            "over_plain": None if method.head == "plain" else _told(self.over_plain),
+            "over_plain": None if self.is_plain else _told(self.over_plain),
             "over_control": _told(self.over_control) if self.has_control else None,
             "over_cross_entropy": _told(self.over_loss) if self.rival else None,
         }
@@ -122,7 +127,7 @@ class Contest:
         return [
             caution(item.label, summary.mean, len(self.class_counts))
             for item in self.contestants
-            if item.method.head == "plain"
+            if item.is_plain
             and (summary := item.entry.summary("balanced"))
             and is_guessing(summary.mean, len(self.class_counts))
         ]
@@ -131,7 +136,7 @@ class Contest:
         """List every comparison: of which arm, with what, and what its test says."""
         rows: list[tuple[str, str, Comparison | None]] = []
         for item in self.contestants:
-            if item.method.head != "plain":
+            if not item.is_plain:
                 rows.append((item.label, item.plain, item.over_plain))
             if item.has_control:
                 rows.append((item.label, item.control, item.over_control))
@@ -155,7 +160,8 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     """Line up the finished runs of a comparison.
 
     Every p-value is corrected for the number of tests, as in the report of the same runs. Losses do not mix: a head is
-    compared with heads that had the same loss, and losses with one another by the plain head alone.
+    compared with heads that had the same loss, and losses with one another by the plain head alone, which for cosines
+    is `cosine`.
 
     Args:
         specs: The runs that were asked for, which differ in head, radius, loss and seed.
@@ -172,11 +178,10 @@ def contest(specs: Sequence[RunSpec], records: Sequence[Record]) -> Contest:
     tests = family(settings)
     entries = {method: (setting, entry) for setting in settings for method, entry in setting.entries.items()}
     named, found = several_losses(methods), []
-    usual = Method("plain", 1.0)
     by = BY[loss_metric(settings[0])] if settings else ""
     for method in methods:
-        is_rival = method.head == "plain" and usual in methods and method != usual
-        rival = f"{usual.named(loss=True)}{by}" if is_rival else ""
+        is_rival = method.brings_loss and USUAL in methods
+        rival = f"{USUAL.named(loss=True)}{by}" if is_rival else ""
         if method not in entries:
             found.append(Contestant(Entry(method), None, None, None, rival, named))
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting
+from maxsep.lab.report.comparison import BASE_HEADS, USUAL, Entry, Method, Setting
 from maxsep.lab.report.statistics import Comparison, adjust
 from maxsep.lab.spec import RunSpec
 
@@ -22,8 +22,8 @@ def family(settings: Sequence[Setting]) -> Family:
     """Make every comparison that the accuracy tables show, once, with p-values corrected for their number.
 
     Each method meets the plain head, and each that is not a control meets its control; the plain head itself meets
-    plain with cross-entropy, which is what another loss brings. At radius 1 the control is the plain head, and a twin
-    is maxsep again: a second test of the same numbers would count them twice.
+    plain with cross-entropy, which is what another loss brings; that of cosines is `cosine`. At radius 1 the control is
+    the plain head, and a twin is maxsep again: a second test of the same numbers would count them twice.
     """
     found: dict[tuple[RunSpec, Method, Against], Comparison] = {}
     for setting in settings:
@@ -64,7 +64,7 @@ def _compare(setting: Setting, method: Method, against: Against) -> Comparison |
     if is_echo(setting, method):
         return None
     if against == "loss":
-        usual = setting.entries.get(Method("plain", 1.0)) if method.head == "plain" else None
+        usual = setting.entries.get(USUAL) if method.brings_loss else None
         return setting.against(method, usual, loss_metric(setting))
     if against == "plain":
         return setting.against(method, setting.plain(method))

@@ -16,8 +16,8 @@ def features_section(settings: Sequence[Setting]) -> Section | None:
     for setting in settings:
         for method, entry in setting.entries.items():
             found = [r for _, r in sorted(entry.records.items()) if _is_plane(r)]
-            if found and method.full_label not in records:
-                records[method.full_label] = found[0]
+            if found:
+                records.setdefault(setting.full_name(method), found[0])
     if not records:
         return None
     figures = [plane_features_figure("features-plane", records)]

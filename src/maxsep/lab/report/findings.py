@@ -59,16 +59,17 @@ def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
             "Nothing to compare yet", ("No setting has finished runs of both the matrix and the plain head.",)
         )
     sentences = [*_details(plain, control), *map(_chosen, settings)]
-    meaning = _interpretation(plain, control)
+    credited = [*control, *filter(_is_own_control, plain)]
+    meaning = _interpretation(plain, credited)
     # among many numbers what they mean comes first, a few speak before it
     if len(plain) > _FEW:
         sentences.insert(0, meaning)
         sentences.append(_count(_without(plain), plain))
         sentences.append(_count(_control(control), control))
-    if not control and any(pair.method.radius != 1 for pair in plain):
-        sentences.append("The control (scaled, at the same radius) has no finished runs beside the matrix yet.")
+    if not control and (missing := _missing(plain)):
+        sentences.append(f"The control ({missing}) has no finished runs beside the matrix yet.")
     sentences += ["" if meaning in sentences else meaning, _multiplicity(tests)]
-    headline = _chosen_headline(settings, plain, control) or _headline(_at_chosen(plain), _at_chosen(control))
+    headline = _chosen_headline(settings, plain, control) or _headline(_at_chosen(plain), _at_chosen(credited))
     return Finding(headline, tuple(filter(None, sentences)))
 
 
@@ -89,8 +90,23 @@ def _without(pairs: Sequence[_Pair]) -> str:
 
 def _control(pairs: Sequence[_Pair]) -> str:
     """Likewise their controls."""
-    same = all(pair.other.head == "scaled" for pair in pairs)
-    return "the control, a plain head with the same radius," if same else "the control"
+    return "the control, a plain head with the same radius," if _scaled(pairs) else "the control"
+
+
+def _scaled(pairs: Sequence[_Pair]) -> bool:
+    """Whether all of these are comparisons with a control that differs from plain in its radius."""
+    return all(pair.other.head == "scaled" for pair in pairs)
+
+
+def _is_own_control(pair: _Pair) -> bool:
+    """Whether the head that the matrix was taken from differs in nothing else: `cosine` for `cosine_maxsep`."""
+    return pair.other == pair.method.control and pair.other.head == "cosine"
+
+
+def _missing(plain: Sequence[_Pair]) -> str:
+    """Name the controls that heads should have beside the plain one."""
+    wanted = dict.fromkeys(pair.method.control.head for pair in plain if pair.method.control != pair.method.plain)
+    return " or ".join("scaled, at the same radius" if head == "scaled" else head for head in wanted)
 
 
 def _chosen_headline(settings: Sequence[Setting], plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
@@ -134,14 +150,16 @@ def _headline(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
             f"{_corrected([*beyond, *below])}"
         )
     if beyond:
-        return f"The matrix gains beyond its radius in {len(beyond)} of {_of(controlled)}{_corrected(beyond)}"
+        what = "gains beyond its radius" if _scaled(controlled) else "gains over its control"
+        return f"The matrix {what} in {len(beyond)} of {_of(controlled)}{_corrected(beyond)}"
     if won and lost:
         return (
             f"Mixed: {len(won)} of {_of(tested)} {'gains' if len(won) == 1 else 'gain'} over {_without(tested)}, "
             f"{len(lost)} {'loses' if len(lost) == 1 else 'lose'} to it{_corrected([*won, *lost])}"
         )
     if won:
-        tail = "none over the control at the same radius" if controlled else _NO_CONTROL
+        none = f"none over the control{' at the same radius' if _scaled(controlled) else ''}"
+        tail = none if controlled else _NO_CONTROL
         return f"Gains over {_without(tested)} in {len(won)} of {_of(tested)}{_corrected(won)}, {tail}"
     if lost:
         return f"The matrix lost to {_without(tested)} in {len(lost)} of {_of(tested)}{_corrected(lost)}"
@@ -217,13 +235,15 @@ def _interpretation(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
     both = [tested[key] for key in won if key in tested]
     if not both:
         return ""
-    base = _without(list(won.values()))
+    base, alike = _without(list(won.values())), _scaled(both)
+    same, has = (" at the same radius", "the radius") if alike else ("", "what the control has, too")
+    alone = "the radius alone" if alike else "what the control has"
     beyond = [pair for pair in both if pair.won]
     if not beyond:
         return (
             f"Where the matrix beat {base} ({len(both)} comparison{_s(both)} with a control"
-            f"{', before correction' if _corrected(list(won.values())) else ''}), the control at the same radius was "
-            "not beaten beyond noise: these runs give the credit to the radius. They do not prove that the matrix adds "
+            f"{', before correction' if _corrected(list(won.values())) else ''}), the control{same} was "
+            f"not beaten beyond noise: these runs give the credit to {has}. They do not prove that the matrix adds "
             "nothing."
         )
     kept = sum(pair.comparison.holds for pair in beyond)
@@ -231,13 +251,13 @@ def _interpretation(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
         return (
             f"The matrix beat {base} in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} "
             "of them the control too, but not after correction: these runs do not decide whether the matrix adds to "
-            "what its radius does."
+            f"what its {'radius' if alike else 'control'} does."
         )
     if len(both) == kept == 1:
-        return f"The gain over {base} is also a gain over its control: the radius alone does not explain it."
+        return f"The gain over {base} is also a gain over its control: {alone} does not explain it."
     return (
         f"The matrix beat {base} in {len(both)} comparison{_s(both)} with a control, and in {len(beyond)} of "
-        f"them the control too{_corrected(beyond)}: there the radius alone does not explain the difference."
+        f"them the control too{_corrected(beyond)}: there {alone} does not explain the difference."
     )
 
 

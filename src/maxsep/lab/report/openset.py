@@ -9,7 +9,7 @@ from maxsep.lab.data.open_set import SOURCES, SPLITS, OpenSet, parse_open_set
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.comparison import BASE_HEADS, Method, Setting
+from maxsep.lab.report.comparison import BASE_HEADS, Entry, Method, Setting
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.outliers import measured
 from maxsep.lab.report.statistics import MIN_SEEDS, Comparison, Summary, adjust, compare, summarise
@@ -46,6 +46,10 @@ class _Benchmark:
         """Every method that some split has."""
         found = dict.fromkeys(method for setting in self.splits.values() for method in setting.entries)
         return sorted(found, key=lambda method: method.order)
+
+    def name(self, method: Method) -> str:
+        """A method as a setting with the methods of all splits names it."""
+        return Setting(self.spec, {other: Entry(other) for other in self.methods}).full_name(method)
 
     def records(self, method: Method) -> Iterator[tuple[int, int, Record]]:
         """Give (split, seed, record) of a method's runs."""
@@ -197,8 +201,8 @@ def _table(lines: Sequence[_Line]) -> Table:
             EMPTY if line.centred else _percent(line.accuracy()),
             *(gain(comparison, brief=True) for comparison in tests[3 * place : 3 * place + 3]),
         )
-        if line.method.head not in BASE_HEADS and line.method.radius == 1:
-            cells = (*cells[:-1], Cell("= plain", "at radius 1", "muted"))
+        if line.method.head not in BASE_HEADS and line.method.control == line.method.plain:
+            cells = (*cells[:-1], Cell(f"= {line.method.plain.head}", "at radius 1", "muted"))
         rows.append(Row(cells, label if label != last else ""))
         last = label
     return Table("openset", "Open-set recognition", _COLUMNS, tuple(rows), _caption(lines), 1)
@@ -245,19 +249,21 @@ def _splits(count: int) -> str:
 
 def _name(line: _Line, splits: tuple[int, ...]) -> Cell:
     """A head's name; below it the splits of its mean, if other heads have more."""
-    name = f"{line.method.full_label}, centred" if line.centred else line.method.full_label
-    return Cell(name, "" if line.splits == splits else f"{_numbered(line.splits)} only")
+    name = line.benchmark.name(line.method)
+    return Cell(
+        f"{name}, centred" if line.centred else name, "" if line.splits == splits else f"{_numbered(line.splits)} only"
+    )
 
 
 def _comparisons(line: _Line) -> tuple[Comparison | None, Comparison | None, Comparison | None]:
     """Compare the AUROC of MLS with plain, plain centred, and the control at the same radius."""
-    values, plain, method = line.auroc("max_logit"), Method("plain", 1.0), line.method
+    values, plain, method = line.auroc("max_logit"), line.method.plain, line.method
     over_plain = compare(values, line.other(plain).auroc("max_logit")) if line.centred or method != plain else None
     if method.head in BASE_HEADS:
         return over_plain, None, None
     centred = compare(values, line.other(plain, centred=True).auroc("max_logit"))
-    control = line.other(Method("scaled", method.radius, (), method.loss, method.loss_options))
-    return over_plain, centred, compare(values, control.auroc("max_logit")) if method.radius != 1 else None
+    control = line.other(method.control).auroc("max_logit")
+    return over_plain, centred, None if method.control == plain else compare(values, control)
 
 
 def _auroc(line: _Line, score: str) -> Cell:

@@ -90,7 +90,7 @@ def outliers_section(settings: Sequence[Setting]) -> Section | None:
             title = f"{setting.title} against {_origin(setting, name)}" + _suffix(labels[setting.spec])
             tables.append(_table(f"outliers-{number}", title, setting, name))
             folded.append(_full_table(f"outliers-full-{number}", f"All images: {title}", setting, name))
-            if shapes := _shapes(_drawn(setting), name):
+            if shapes := _shapes(setting, name):
                 figures.append(energy_figure(f"energy-{number}", title, shapes))
         where = setting.title + _suffix(labels[setting.spec])
         after += chosen_steps(setting, where)
@@ -227,8 +227,10 @@ def _equalities(line: _Line, cells: Sequence[Cell]) -> tuple[Cell, ...]:
         return over_plain, centred, control
     if line.score not in _CENTRED:
         centred = Cell("= over plain", "centring changes nothing", "muted")
-    if line.entry.method.radius == 1:
-        control = Cell("= plain", "at radius 1", "muted")
+    method = line.entry.method
+    if method.control == method.plain:
+        told = "at radius 1" if method.plain.head == "plain" else "the same control"
+        control = Cell(f"= {method.plain.head}", told, "muted")
     return over_plain, centred, control
 
 
@@ -290,11 +292,11 @@ def _drawn(setting: Setting) -> list[Entry]:
     return [entry for entry in (plain, *matrix[:1]) if entry is not None]
 
 
-def _shapes(entries: Sequence[Entry], outliers: str) -> dict[str, dict[str, Any]]:
+def _shapes(setting: Setting, outliers: str) -> dict[str, dict[str, Any]]:
     """The histograms of one seed, the lowest that all heads have."""
     found = {
-        entry.method.full_label: {seed: shape for seed, r in entry.records.items() if (shape := _shape(r, outliers))}
-        for entry in entries
+        setting.full_name(entry.method): {s: shape for s, r in entry.records.items() if (shape := _shape(r, outliers))}
+        for entry in _drawn(setting)
     }
     common = set.intersection(*map(set, found.values())) if found else set()
     return {label: shapes[min(common)] for label, shapes in found.items()} if common else {}

@@ -19,7 +19,7 @@ def chosen_steps(setting: Setting, where: str) -> list[str]:
     words = []
     for method, entry in setting.entries.items():
         found = sorted(_chosen(entry))
-        words += [f"{method.full_label}: {' or '.join(f'{value:g}' for value in found)}"] if found else []
+        words += [f"{setting.full_name(method)}: {' or '.join(f'{value:g}' for value in found)}"] if found else []
     if not words:
         return []
     return [f"Input step of the Mahalanobis detector, chosen on outsiders made from training images. {where}: "
@@ -45,7 +45,7 @@ def steps_table(id: str, title: str, setting: Setting, sets: Mapping[str, str]) 
             sweep, chosen = _sweep(entry, name), _chosen(entry)
             if sweep:
                 cells = [_cell(sweep.get(f"{step:g}", []), step in chosen) for step in steps]
-                rows.append(Row((Cell(method.full_label), *cells), group))
+                rows.append(Row((Cell(setting.full_name(method)), *cells), group))
                 group = ""
     columns = ("head", *(f"step {step:g}" if step else "no step" for step in steps))
     return Table(id, f"Mahalanobis at every input step: {title}", columns, tuple(rows), _CAPTION, 1, folded=True)

@@ -76,7 +76,7 @@ def _training(settings: Sequence[Setting], comparable: bool) -> Table | None:
             if method.head in _HEADS and values and plain:
                 relative = _relative(values, plain) if comparable and method.head != "plain" else None
                 label = "" if block else setting.label
-                block.append((label, method.full_label, summarise(list(values.values())), relative))
+                block.append((label, setting.full_name(method), summarise(list(values.values())), relative))
         found += block if len(block) > 1 else []
     if not found:
         return None

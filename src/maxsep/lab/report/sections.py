@@ -7,7 +7,7 @@ from itertools import groupby
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.recipe import choose_radii, validation_metric
-from maxsep.lab.report.accuracy import accuracy_tables
+from maxsep.lab.report.accuracy import accuracy_tables, compares_directions
 from maxsep.lab.report.comparison import Entry, Method, Setting, duel
 from maxsep.lab.report.family import Family
 from maxsep.lab.report.figures import (
@@ -33,10 +33,10 @@ def accuracy_section(settings: Sequence[Setting], tests: Family | None = None) -
     """Compare accuracies with the paper, with `plain` and with the control."""
     if not settings:
         return None
-    text = (
-        "Every gain is shown twice: over plain, as the paper does, and over scaled, a plain head multiplied by the "
-        "same radius. Only the second says what the matrix itself does.",
-    )
+    heads = "plain, as the paper does, and over scaled, a plain head multiplied by the same radius"
+    if compares_directions(settings):
+        heads = "cosine, the plain head of losses for cosines, and over the control of the head, where that is another"
+    text = (f"Every gain is shown twice: over {heads}. Only the second says what the matrix itself does.",)
     tables = tuple(accuracy_tables(settings, tests))
     after = (paper.PATTERN,) if any("paper, %" in table.columns for table in tables) else ()
     return Section("accuracy", "Accuracy", text, tables, after=after)

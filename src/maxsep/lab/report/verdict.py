@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from maxsep.lab.report.comparison import Method
+from maxsep.lab.report.comparison import BASE_HEADS, MATRIX_HEADS, Method
 from maxsep.lab.report.statistics import MIN_SEEDS, Comparison
 from maxsep.lab.report.tables import rounded, signed
 
-Effect = tuple[float, Comparison | None]
-"""A radius, and what a test there says; None where no seed has both runs."""
+
+class Effect(NamedTuple):
+    """A method, and what a test says about it; None where no seed has both runs."""
+
+    method: Method
+    found: Comparison | None
+
 
 _UNTESTED = "not testable: "
 _LEARNED = 0.05
@@ -29,7 +34,7 @@ class Judged(Protocol):
 
     @property
     def over_control(self) -> Comparison | None:
-        """Against the plain head times the same radius."""
+        """Against the control, where that is not the plain head."""
 
     @property
     def over_loss(self) -> Comparison | None:
@@ -64,10 +69,11 @@ def verdict(comparison: Comparison | None) -> str:
 
 
 def conclude(judged: Sequence[Judged]) -> list[str]:
-    """Sum up for each loss: what the matrix adds, what its radius does without it, and what the loss itself brings.
+    """Sum up for each loss: what the matrix adds, what its control does without it, and what the loss itself brings.
 
     The matrix is what differs between `maxsep` and the control at the same radius, the radius what differs between
-    that control and the plain head.
+    that control and the plain head. Heads that compare directions are named instead of radii: `cosine_maxsep` over
+    `cosine`, `maxsep_cosine` over its control `centred_cosine`, and that one over `cosine`.
     """
     losses = list(dict.fromkeys(item.method.loss for item in judged))
     sentences = []
@@ -97,34 +103,40 @@ def caution(label: str, accuracy: float, num_classes: int) -> str:
 
 def _sum_up(judged: Sequence[Judged]) -> str:
     matrix: list[Effect] = []
-    radius: list[Effect] = []
+    alone: list[Effect] = []
     both: list[Effect] = []
     for item in judged:
-        at = item.method.radius
-        if item.method.head == "maxsep":
-            matrix.append((at, item.over_plain if at == 1 else item.over_control))
-            both += [] if at == 1 else [(at, item.over_plain)]
-        elif item.method.head == "scaled":
-            radius.append((at, item.over_plain))
-    if not any(map(_tested, [*matrix, *radius])):
-        return f"nothing can be told yet: {verdict(matrix[0][1]).removeprefix(_UNTESTED)}"
-    explained = {at for at, _ in filter(_holds, [*matrix, *radius]) if at != 1}
-    parts = [*_of_matrix(matrix), *_of_radius(radius, after_nothing=all(map(_quiet, matrix)))]
-    parts += [_of_both(at, found) for at, found in both if found is not None and found.holds and at not in explained]
+        method = item.method
+        if method.head in MATRIX_HEADS:
+            same = method.control == method.plain
+            matrix.append(Effect(method, item.over_plain if same else item.over_control))
+            both += [] if same else [Effect(method, item.over_plain)]
+        elif method != method.plain:
+            alone.append(Effect(method, item.over_plain))
+    if not any(map(_tested, [*matrix, *alone])):
+        return f"nothing can be told yet: {verdict(matrix[0].found).removeprefix(_UNTESTED)}"
+    explained = {_without_matrix(effect.method) for effect in filter(_holds, [*matrix, *alone])}
+    parts = [*_of_matrix(matrix), *_of_control(alone, after_nothing=all(map(_quiet, matrix)))]
+    parts += [_of_both(*effect) for effect in filter(_holds, both) if effect.method.control not in explained]
     return "".join(f"{', ' if part.startswith('nor ') else '; '}{part}" for part in parts).removeprefix("; ")
 
 
 def _of_loss(judged: Sequence[Judged]) -> str:
     """Say what the loss itself brings the plain head, where cross-entropy was trained beside it."""
-    told = (f". Plain with this loss against {item.rival}: {verdict(item.over_loss)}" for item in judged if item.rival)
+    told = (
+        f". {item.method.head.capitalize()} with this loss against {item.rival}: {verdict(item.over_loss)}"
+        for item in judged
+        if item.rival
+    )
     return next(told, "")
 
 
 def _of_matrix(effects: Sequence[Effect]) -> list[str]:
     told: dict[str, list[str]] = {"helps": [], "hurts": []}
-    for at, found in effects:
+    for effect in effects:
+        method, found = effect
         if found is not None and found.holds:
-            place = f"at radius {at:g} ({_points(found)} over {'plain' if at == 1 else 'scaled'})"
+            place = f"{_places([effect])} ({_points(found)} over {method.control.head})"
             told["helps" if found.difference > 0 else "hurts"].append(place)
     parts = [f"the matrix {verb} {' and '.join(places)}" for verb, places in told.items() if places]
     tested = [found for _, found in filter(_tested, effects) if found is not None]
@@ -132,48 +144,77 @@ def _of_matrix(effects: Sequence[Effect]) -> list[str]:
         adds = "changes" if all(found.verdict == "identical" for found in tested) else "adds"
         parts.append(f"the matrix {adds} nothing {_seen(tested)}")
     if untested := [effect for effect in effects if not _tested(effect)]:
-        parts.append(f"at {_radii(untested)} {'it' if parts else 'the matrix'} is {verdict(untested[0][1])}")
+        parts.append(f"{_places(untested)} {'it' if parts else 'the matrix'} is {verdict(untested[0].found)}")
     return parts
 
 
-def _of_radius(effects: Sequence[Effect], after_nothing: bool) -> list[str]:
+def _of_control(effects: Sequence[Effect], after_nothing: bool) -> list[str]:
     """Go on after what was said of the matrix; where it adds nothing, its verb is not repeated."""
     parts = []
-    for at, found in effects:
-        if found is not None and found.holds and found.difference > 0:
+    for effect in filter(_holds, effects):
+        method, found = effect
+        assert found is not None
+        if found.difference > 0:
             does = "does" if after_nothing else "alone helps"
-            parts.append(f"the radius {at:g} {does} ({_points(found)} over plain)")
-        elif found is not None and found.holds:
-            parts.append(f"the radius {at:g} alone costs {rounded(-found.difference, scale=100)} points")
+            parts.append(f"{_controls([effect])} {does} ({_points(found)} over {method.plain.head})")
+        else:
+            parts.append(f"{_controls([effect])} alone costs {rounded(-found.difference, scale=100)} points")
     quiet = [effect for effect in effects if _tested(effect) and not _holds(effect)]
     if quiet and after_nothing and not parts:
-        parts.append(f"nor {'does' if len(quiet) == 1 else 'do'} the {_radii(quiet)} alone")
+        parts.append(f"nor {'does' if len(quiet) == 1 else 'do'} {_controls(quiet)} alone")
     elif quiet:
         makes = "makes" if len(quiet) == 1 else "make"
         seen = _seen([found for _, found in quiet if found is not None])
-        parts.append(f"the {_radii(quiet)} alone {makes} no difference {seen}")
+        parts.append(f"{_controls(quiet)} alone {makes} no difference {seen}")
     if untested := [effect for effect in effects if not _tested(effect)]:
-        parts.append(f"the {_radii(untested)} alone {'is' if len(untested) == 1 else 'are'} {verdict(untested[0][1])}")
+        are = "is" if len(untested) == 1 else "are"
+        parts.append(f"{_controls(untested)} alone {are} {verdict(untested[0].found)}")
     return parts
 
 
-def _of_both(radius: float, found: Comparison) -> str:
+def _of_both(method: Method, found: Comparison | None) -> str:
+    assert found is not None
     points = rounded(abs(found.difference), scale=100)
-    gained = f"gain {points} points over plain" if found.difference > 0 else f"lose {points} points to plain"
-    return f"matrix and radius {radius:g} together {gained}, and {found.n} seeds cannot tell which of the two does it"
+    gained, base = found.difference > 0, method.plain.head
+    if method.head == "maxsep":
+        does = f"gain {points} points over {base}" if gained else f"lose {points} points to {base}"
+        which = "which of the two does it"
+        return f"matrix and radius {method.radius:g} together {does}, and {found.n} seeds cannot tell {which}"
+    does = f"gains {points} points over {base}" if gained else f"loses {points} points to {base}"
+    which = f"whether by the matrix or by what {method.control.head} has of it"
+    return f"{method.head} {does}, and {found.n} seeds cannot tell {which}"
+
+
+def _without_matrix(method: Method) -> Method:
+    """What is left of a method without the matrix: its control, or itself."""
+    return method if method.head in BASE_HEADS else method.control
+
+
+def _places(effects: Sequence[Effect]) -> str:
+    """Where the matrix was tried: at which radii, or as which heads."""
+    if all(method.head == "maxsep" for method, _ in effects):
+        return f"at {_radii(effects)}"
+    return f"as {' and '.join(method.head for method, _ in effects)}"
+
+
+def _controls(effects: Sequence[Effect]) -> str:
+    """What controls have without the matrix: the radii, or their names."""
+    if all(method.head == "scaled" for method, _ in effects):
+        return f"the {_radii(effects)}"
+    return " and ".join(method.head for method, _ in effects)
 
 
 def _tested(effect: Effect) -> bool:
     """Whether seeds could show a difference; equal numbers in every seed show that there is none."""
-    return effect[1] is not None and (effect[1].p is not None or effect[1].verdict == "identical")
+    return effect.found is not None and (effect.found.p is not None or effect.found.verdict == "identical")
 
 
 def _holds(effect: Effect) -> bool:
-    return effect[1] is not None and effect[1].holds
+    return effect.found is not None and effect.found.holds
 
 
 def _quiet(effect: Effect) -> bool:
-    return effect[1] is not None and effect[1].p is not None and not effect[1].holds
+    return effect.found is not None and effect.found.p is not None and not effect.found.holds
 
 
 def _seen(found: Sequence[Comparison]) -> str:
@@ -185,4 +226,4 @@ def _points(comparison: Comparison) -> str:
 
 
 def _radii(effects: Sequence[Effect]) -> str:
-    return f"radi{'us' if len(effects) == 1 else 'i'} {' and '.join(f'{at:g}' for at, _ in effects)}"
+    return f"radi{'us' if len(effects) == 1 else 'i'} {' and '.join(f'{method.radius:g}' for method, _ in effects)}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from maxsep.lab.data import FOLDER, NAMES, Data, name_data, prepare
+from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import BATCH, Outputs, measure
 from maxsep.lab.engine.losses import last_loss
 from maxsep.lab.serving.classifier import Classifier
@@ -52,11 +53,12 @@ def evaluate_export(classifier: Classifier, data: Data) -> dict[str, Any]:
     """Evaluate an exported model on the test images of its data, as `evaluate` does a run, without its features.
 
     Returns:
-        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced` and `per_class`.
+        `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `unknown`.
     """
     logits = torch.cat([classifier.logits(batch) for batch in torch.split(data.test.images, BATCH)])
     loss = last_loss(classifier.spec, data.train.class_counts)
-    return measure(Outputs(logits, logits, data.test.labels), loss, classifier.spec.softmax_scale)
+    metrics = measure(Outputs(logits, logits, data.test.labels), loss, classifier.spec.softmax_scale)
+    return metrics | {"unknown": with_rejected(classifier.unknown, logits)}
 
 
 def _few(told: tuple[tuple[str, ...], tuple[int, ...]], what: str) -> str:
