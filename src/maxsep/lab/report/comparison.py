@@ -40,6 +40,14 @@ _IN_WORDS = {
 _UNSAID = {("reweight", "effective")}
 
 
+def _in_words(given: Options) -> list[str]:
+    return [_IN_WORDS.get(key, f"{key}={{}}").format(value) for key, value in given if (key, value) not in _UNSAID]
+
+
+def _loss_in_words(loss: str) -> str:
+    return _LOSSES.get(loss, loss.replace("_", " "))
+
+
 @dataclass(frozen=True)
 class Method:
     """What differs between the rows of a comparison."""
@@ -66,11 +74,19 @@ class Method:
 
     def named(self, loss: bool) -> str:
         """A short name without the radius, and with the name of the loss if that is asked for."""
-        given = [pair for pair in (*self.head_options, *self.loss_options) if pair not in _UNSAID]
-        extra = [_IN_WORDS.get(key, f"{key}={{}}").format(value) for key, value in given]
+        extra = _in_words((*self.head_options, *self.loss_options))
         if loss:
-            extra.insert(0, _LOSSES.get(self.loss, self.loss.replace("_", " ")))
+            extra.insert(0, _loss_in_words(self.loss))
         return f"{self.head} ({', '.join(extra)})" if extra else self.head
+
+    @property
+    def loss_label(self) -> str:
+        """The loss with its options.
+
+        >>> Method("cosine", 1.0, loss="ldam", loss_options=options(max_margin=0.4)).loss_label
+        'LDAM, margin 0.4'
+        """
+        return ", ".join([_loss_in_words(self.loss), *_in_words(self.loss_options)])
 
     @property
     def full_label(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.recipe import choose_radii, validation_metric
@@ -27,6 +28,9 @@ _MOST_FIGURES = 12
 _PAPER_RADIUS = {"resnet34": 0.1, "convnet": 1.0}
 _DRAWN = ("plain", "scaled", "maxsep", "learnable_matrix", "extra_layer", "etf")
 _LEARNED = ("learnable_matrix", "extra_layer", "etf")
+_DIRECTIONS = {"cosine": "plain", "cosine_maxsep": "maxsep", "centred_cosine": "centred", "maxsep_cosine": "learnable_matrix"}
+"""Heads that compare directions, and whose colour they have where no such head is beside them."""
+_Logs = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def accuracy_section(settings: Sequence[Setting], tests: Family | None = None) -> Section | None:
@@ -145,15 +149,17 @@ def fixed_section(settings: Sequence[Setting]) -> Section | None:
 
 
 def curves_section(settings: Sequence[Setting]) -> Section | None:
-    """Show training loss and accuracy over the epochs, for the first seed that all methods share."""
+    """Show training loss and accuracy over the epochs: a pair of figures for each loss that several heads share.
+
+    A curve without another beside it is drawn only where a report would have none.
+    """
+    found = [(number, *drawn) for number, setting in enumerate(settings, 1) for drawn in _histories(setting)]
+    found = [drawn for drawn in found if len(drawn[2]) > 1] or found
     figures: list[Figure] = []
-    for number, setting in enumerate(settings, 1):
-        histories, heads = _histories(setting)
-        if not histories or max(map(len, histories.values())) < 2:
-            continue
-        title = setting.label + _radius_suffix(setting)
-        figures.append(curves_figure(f"loss-{number}", title, histories, heads))
-        accuracy = accuracy_curves_figure(f"curve-{number}", title, histories, heads)
+    for number, title, histories, heads in found:
+        place = f"{number}-{len(figures)}"
+        figures.append(curves_figure(f"loss-{place}", title, histories, heads))
+        accuracy = accuracy_curves_figure(f"curve-{place}", title, histories, heads)
         figures += [] if accuracy is None else [accuracy]
     if not figures:
         return None
@@ -248,14 +254,20 @@ def _radius_suffix(setting: Setting) -> str:
     return f", radius {radius:g}"
 
 
-def _histories(setting: Setting) -> tuple[dict[str, Sequence[dict[str, object]]], dict[str, str]]:
-    """The logs of one seed for each head whose loss is comparable, and the head of each label."""
-    entries = [
-        entry
-        for method, entry in setting.entries.items()
-        if _is_main(setting, method) and method.head in _DRAWN and method.loss == "cross_entropy"
-    ]
-    common = set.intersection(*(set(entry.records) for entry in entries)) if entries else set()
-    logs = {entry.method.head: entry.records[min(common)].history for entry in entries} if common else {}
-    shown = {head.replace("_", " "): lines for head, lines in logs.items() if lines}
-    return dict(shown), {label: label.replace(" ", "_") for label in shown}
+def _histories(setting: Setting) -> Iterator[tuple[str, _Logs, dict[str, str]]]:
+    """For each loss a title, the logs of one seed for each head, and the head whose colour each label has."""
+    losses: dict[str, list[Entry]] = {}
+    for method, entry in setting.entries.items():
+        if _is_main(setting, method):
+            losses.setdefault(method.loss_label, []).append(entry)
+    for loss, entries in losses.items():
+        has_plain = any(entry.method.head == "plain" for entry in entries)
+        colours = {head: head for head in _DRAWN} | ({} if has_plain else _DIRECTIONS)
+        drawn = [entry for entry in entries if entry.method.head in colours]
+        common = set.intersection(*(set(entry.records) for entry in drawn)) if drawn else set()
+        logs = {entry.method.head: entry.records[min(common)].history for entry in drawn} if common else {}
+        shown = {head.replace("_", " "): lines for head, lines in logs.items() if len(lines) > 1}
+        if shown:
+            said = "" if loss == "cross-entropy" else f", {loss}"
+            heads = {label: colours[label.replace(" ", "_")] for label in shown}
+            yield setting.label + said + _radius_suffix(setting), shown, heads
