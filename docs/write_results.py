@@ -86,7 +86,7 @@ def methods() -> str:
     behind, vectors = ldam_gain("cosine_maxsep", "cosine"), ldam_gain("maxsep_cosine", "centred_cosine")
     told = (f"{signed(gain.difference, scale=100)} points" for gain in (behind, vectors))
     verdict = (
-        f"All rows of LDAM together, {behind.n} pairs of runs with one margin, weighting and seed: behind cosines the "
+        f"All rows of LDAM together, {behind.n} pairs of runs with one margin, weighting and seed, of which there are two: behind cosines the "
         f'matrix adds {next(told)} to "without" ({p_text(behind.p)}), as class vectors {next(told)} to its control '
         f"({p_text(vectors.p)})."
     )

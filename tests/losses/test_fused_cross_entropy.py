@@ -114,6 +114,25 @@ def test_a_batch_of_ignored_samples(label_smoothing, name):
         assert (gradient == 0).all()
 
 
+def test_nothing_but_ignored_samples_passes_anomaly_mode():
+    head, x, _ = problem("plain", 10)
+    with torch.autograd.set_detect_anomaly(True):
+        loss = fused_cross_entropy(head, x, torch.full((len(x),), -100))
+        torch.where(loss.isnan(), 0.0, loss).backward()
+    assert x.grad.abs().sum() == 0
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_layer_without_classes_has_no_gradient():
+    x = torch.randn(3, 4, requires_grad=True)
+    torch.use_deterministic_algorithms(True)  # new memory holds NaN
+    try:
+        fused_cross_entropy(torch.nn.Linear(4, 0, bias=False), x, torch.full((3,), -100), reduction="sum").backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert x.grad.abs().sum() == 0
+
+
 @both_bases
 @pytest.mark.parametrize("last", [1, 0])
 def test_class_weights_of_zero(name, last):

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from maxsep.ops import padding as layer_padding
 from maxsep.ops.adjoint_pair import padded_empty
-from maxsep.ops.fused import row_losses
+from maxsep.ops.fused import row_losses, triton_form
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, separate_op
@@ -153,6 +153,7 @@ def streams():
         (torch.bfloat16, 5_001, 256, 128, ", householder", True),
         (torch.float32, 300, 20, 5, ", plain", False),
         (torch.float16, 2, 1, 1, "", True),
+        (torch.bfloat16, 20_000, 512, 512, "", False),  # enough classes for a program to fold a block
     ):
         separate = kind != ", plain"
         x = torch.randn(batch, width).to(dtype).requires_grad_()
@@ -173,6 +174,7 @@ if __name__ == "__main__":
     JITFunction.__getitem__ = compile_only
     layer_padding.takes = lambda values: True
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    triton_form._processors = lambda device: 132
     found = {}
     for part in (scans, reflections, layers, losses, streams):
         for what, call in part():

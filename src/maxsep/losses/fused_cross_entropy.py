@@ -191,8 +191,8 @@ def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
     if reduction == "sum":
         return values.sum()
     total = counted.sum()
-    if counted.dtype == torch.bool:  # without class weights, samples that do not count are all that makes 0/0
-        return values.sum() / total
+    if counted.dtype == torch.bool:  # without class weights there is nothing less than one sample
+        return (values.sum() / total.clamp(min=1)).masked_fill(total == 0, torch.nan)
     # nothing to take a mean of: the value is 0/0 as torch's is, but no gradient is
     undefined = torch.where(total == 0, torch.nan, torch.zeros_like(total))
     return values.sum() / torch.where(total == 0, 1, total) + undefined

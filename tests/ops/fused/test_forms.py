@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maxsep.ops.fused import chunks, passes, row_losses
+from maxsep.ops.fused import chunks, passes, row_losses, torch_form
+from maxsep.ops.fused.householder import LastClass
+from maxsep.ops.fused.state import RowState
 from maxsep.simplex import simplex
 
 triton_form = pytest.importorskip("maxsep.ops.fused.triton_form", reason="no Triton for this platform")
@@ -130,6 +132,37 @@ def test_what_the_operator_returns_shares_no_memory(form, side, smoothing):
     found = torch.ops.maxsep.row_losses(*layer, smoothing)
     places = [tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()]
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
+@given(
+    parts=st.integers(1, 40),
+    batch=st.integers(1, 70),
+    last=st.booleans(),
+    total=st.booleans(),
+    weighted=st.booleans(),
+    dead=st.integers(0, 3),
+)
+@settings(max_examples=25)
+def test_any_number_of_parts_is_merged(parts, batch, last, total, weighted, dead):
+    torch.manual_seed(parts)
+    state = RowState(*torch.randn(4, parts, batch).unbind()) if total else RowState(*torch.randn(3, parts, batch), None)
+    state.sum.abs_()
+    state.most[:dead], state.sum[:dead] = -torch.inf, 0.0  # programs that had no class of their own
+    state.most[-1], state.sum[-1] = 1.0, 2.0
+    target = torch.randint(8, (batch,))
+    own = LastClass(torch.randn(batch), 8, target, torch.rand(8) if weighted else None) if last else None
+    found, expected = triton_form.merged(state, own), torch_form.merged(state, own)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_kernels_refuse_to_apply_the_matrix_to_logits():
+    given = torch.randn(3, 8), torch.randn(9, 8), torch.tensor([0, 3, 9])
+    with pytest.raises(ValueError, match=r"at least the 8 features, got 3 samples. Leave form out, or pass 'torch'"):
+        row_losses(*given, form="triton")
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")

@@ -28,7 +28,12 @@ _MOST_FIGURES = 12
 _PAPER_RADIUS = {"resnet34": 0.1, "convnet": 1.0}
 _DRAWN = ("plain", "scaled", "maxsep", "learnable_matrix", "extra_layer", "etf")
 _LEARNED = ("learnable_matrix", "extra_layer", "etf")
-_DIRECTIONS = {"cosine": "plain", "cosine_maxsep": "maxsep", "centred_cosine": "centred", "maxsep_cosine": "learnable_matrix"}
+_DIRECTIONS = {
+    "cosine": "plain",
+    "cosine_maxsep": "maxsep",
+    "centred_cosine": "centred",
+    "maxsep_cosine": "learnable_matrix",
+}
 """Heads that compare directions, and whose colour they have where no such head is beside them."""
 _Logs = Mapping[str, Sequence[Mapping[str, Any]]]
 

@@ -188,7 +188,7 @@ class Stream:
         x, (dw, columns) = self.x, gradients
         wants_x, wants_weight, wants_offset = wants
         # on the logits side the first chunk may be the class without a row, which adds nothing to begin with
-        begins = torch.zeros if self.side == "logits" else torch.empty
+        begins = torch.zeros if self.side == "logits" or not chunks else torch.empty
         dx = begins(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
         later = dx.new_zeros(len(x)) if self.side == "logits" else dx
         joined = self.steps.differentiating(x, self.target, factors, self.scale) if self.joins else None

@@ -51,7 +51,8 @@ def row_losses(
         basis: Of P, "recursive" or "householder", whose logits are meant up to a shift that a sample's classes share.
         smoothing: Whether `smooth` is wanted; it is zero otherwise.
         chunk: Classes at a time; chosen from the memory if left out.
-        form: "torch" or "triton"; chosen if left out.
+        form: "torch" or "triton"; chosen if left out. The kernels take a smaller batch than features without P only, or
+            with P of the Householder basis.
 
     >>> x, weight = torch.randn(4, 8), torch.randn(9, 8)
     >>> nll, _ = row_losses(x, weight, torch.tensor([0, 1, 2, 9]))
@@ -65,6 +66,11 @@ def row_losses(
         side = "logits" if x.shape[0] < x.shape[1] else "weight"
     if form is None:
         form = "triton" if side != "logits" and _triton_suits(x, weight) else "torch"
+    elif side == "logits" and form == "triton":
+        raise ValueError(
+            f"form='triton' folds the matrix into the weight, which takes a batch of at least the {x.shape[1]} "
+            f"features, got {x.shape[0]} samples. Leave form out, or pass 'torch'."
+        )
     nll, smooth, _, _ = _losses(x, weight, target, offset, class_weight, radius, side, chunk or 0, form, smoothing)
     return nll, smooth
 

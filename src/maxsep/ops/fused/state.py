@@ -28,8 +28,8 @@ class RowState:
     @classmethod
     def room(cls, parts: int, batch: int, like: Tensor, *, with_total: bool) -> RowState:
         """Return room for a state, in the dtype and on the device of `like`."""
-        most, mass, target, *total = like.new_empty(3 + with_total, parts, batch)
-        return cls(most, mass, target, total[0] if total else None)
+        most, mass, target = (like.new_empty(parts, batch) for _ in range(3))  # each aligned, whatever the batch
+        return cls(most, mass, target, torch.empty_like(most) if with_total else None)
 
     @classmethod
     def empty(cls, parts: int, batch: int, like: Tensor, *, with_total: bool) -> RowState:

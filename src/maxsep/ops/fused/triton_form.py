@@ -28,7 +28,9 @@ STREAM = {"ROWS": 32, "COLS": 64, "STAGES": 3, "num_warps": 1}
 1,000,448 classes of 512 features take 308 us for the sums of blocks, 601 for the fold and 917 for the adjoint; tiles of
 16 x 32 take 447, 1,053 and 1,507 (benchmarks/fused_tune.py)."""
 FOLDERS = 2
-"""Programs of a fold for each processor, if the classes of a chunk are enough for so many."""
+"""Programs of a fold for each processor, if the classes of a chunk are enough for so many. On an H200, 512 features:
+with one for each block 512 classes took 8.5 us and 4,096 took 8.8, with two for each processor 4.5 and 5.5, with eight
+4.5 and 6.4 (benchmarks/fused_tune.py)."""
 SAMPLES = 32
 """Samples that a program takes where a sample has a few numbers only."""
 ROW_GROUPS = 32
@@ -84,7 +86,7 @@ def last_logits(x: Tensor, summed: Tensor, factor: float, offset: Tensor | None)
 def last_gradients(last: LastClass, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the gradient at the logits of the class without a row, and what it adds to all others, (B,) each."""
     batch = len(lse)
-    g, shift = lse.new_empty(2, batch)
+    g, shift = torch.empty_like(lse), torch.empty_like(lse)  # each aligned, whatever the batch
     samples.last_gradients[(triton.cdiv(batch, SAMPLES),)](
         last.logits, lse, a, u, v, last.class_weight, last.target, g, shift, last.reach, last.num_classes - 1, batch,
         SMOOTH=v is not None, WEIGHT=last.class_weight is not None, ROWS=SAMPLES, num_warps=1,
@@ -103,8 +105,8 @@ def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Ten
     if last is not None:
         logits, k, target, share = last.logits, last.num_classes - 1, last.target, last.class_weight
     samples.merge_parts[(triton.cdiv(batch, SAMPLES),)](
-        state.most, state.sum, state.target, state.total, logits, target, share, nll, lse, summed, k, batch,
-        LAST=last is not None, TOTAL=has_total, WEIGHT=share is not None, PARTS=parts, ROWS=SAMPLES, num_warps=1,
+        state.most, state.sum, state.target, state.total, logits, target, share, nll, lse, summed, k, batch, parts,
+        LAST=last is not None, TOTAL=has_total, WEIGHT=share is not None, PARTS=16, ROWS=SAMPLES, num_warps=1,
     )  # fmt: skip
     return nll, lse, summed
 

@@ -7,38 +7,46 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "parts"])
 def merge_parts(
-    most, sums, target_logit, total, last, target, share, nll, lse, summed, k, batch,
+    most, sums, target_logit, total, last, target, share, nll, lse, summed, k, batch, parts,
     LAST: tl.constexpr, TOTAL: tl.constexpr, WEIGHT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge what PARTS programs have seen, and class k if it has logits of its own: nll, log-sum-exp, weighted sum."""
+    """Merge what `parts` programs have seen, and class k if it has logits of its own: nll, log-sum-exp, weighted sum.
+
+    PARTS of them are on their way at once: a small batch was split among hundreds.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < batch
     m = tl.full([ROWS], -float("inf"), tl.float32)
     if LAST:
         z = tl.load(last + row, mask=there, other=0.0)
         m = z
-    for part in range(PARTS):
-        m = tl.maximum(m, tl.load(most + (part * batch + row), mask=there, other=0.0))
+    for first in range(0, parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        keep = (part < parts)[:, None] & there[None, :]
+        place = part[:, None] * batch + row[None, :]  # parts are few where a batch is large
+        m = tl.maximum(m, tl.max(tl.load(most + place, mask=keep, other=-float("inf")), 0))
     # the difference of two infinities is none: with every logit at -inf, any finite reference will do
     reference = tl.where(m == -float("inf"), 0.0, m)
     mass = tl.zeros([ROWS], tl.float32)
     own = tl.zeros([ROWS], tl.float32)
     weighed = tl.zeros([ROWS], tl.float32)
-    for part in range(PARTS):
-        place = part * batch + row  # parts are few where a batch is large
-        seen = tl.load(most + place, mask=there, other=0.0)
-        mass += tl.load(sums + place, mask=there, other=1.0) * tl.exp(seen - reference)
-        own += tl.load(target_logit + place, mask=there, other=0.0)
+    for first in range(0, parts, PARTS):
+        part = first + tl.arange(0, PARTS)
+        keep = (part < parts)[:, None] & there[None, :]
+        place = part[:, None] * batch + row[None, :]
+        seen = tl.load(most + place, mask=keep, other=-float("inf"))
+        mass += tl.sum(tl.load(sums + place, mask=keep, other=0.0) * tl.exp(seen - reference[None, :]), 0)
+        own += tl.sum(tl.load(target_logit + place, mask=keep, other=0.0), 0)
         if TOTAL:
-            weighed += tl.load(total + place, mask=there, other=0.0)
+            weighed += tl.sum(tl.load(total + place, mask=keep, other=0.0), 0)
     if LAST:
         mass += tl.exp(z - reference)
         own = tl.where(tl.load(target + row, mask=there, other=-1) == k, z, own)
         if TOTAL:
             weighed += z * tl.load(share + k) if WEIGHT else z
-    whole = reference + tl.log(mass)
+    whole = reference + tl.log(tl.where(there, mass, 1.0))
     tl.store(nll + row, whole - own, mask=there)
     tl.store(lse + row, whole, mask=there)
     if TOTAL:
