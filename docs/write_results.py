@@ -86,9 +86,9 @@ def methods() -> str:
     behind, vectors = ldam_gain("cosine_maxsep", "cosine"), ldam_gain("maxsep_cosine", "centred_cosine")
     told = (f"{signed(gain.difference, scale=100)} points" for gain in (behind, vectors))
     verdict = (
-        f"All rows of LDAM together, {behind.n} pairs of runs with one margin, weighting and seed, of which there are two: behind cosines the "
-        f'matrix adds {next(told)} to "without" ({p_text(behind.p)}), as class vectors {next(told)} to its control '
-        f"({p_text(vectors.p)})."
+        f"All rows of LDAM together, {behind.n} pairs of runs with one margin, weighting and seed, of which there are "
+        f'two: behind cosines the matrix adds {next(told)} to "without" ({p_text(behind.p)}), as class vectors '
+        f"{next(told)} to its control ({p_text(vectors.p)})."
     )
     return "\n".join(rows) + f"\n\n{verdict}\n"
 
