@@ -173,6 +173,44 @@ def test_captured(way):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+def test_a_captured_training_step_is_the_eager_one(way):
+    """What docs/using.md shows."""
+    torch.manual_seed(0)
+    heads = [head_for(way, 32, 1_000) for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    batches, target = torch.randn(6, 64, 32, device="cuda"), torch.randint(1_000, (64,), device="cuda")
+    x = batches[0].clone()
+
+    def step_of(head):
+        optimiser = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+
+        def step():
+            optimiser.zero_grad()
+            fused_cross_entropy(head, x, target).backward()
+            optimiser.step()
+
+        return step
+
+    eager, graphed = map(step_of, heads)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            graphed()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        graphed()  # only recorded
+    for _ in range(3):
+        eager()
+    for batch in batches:
+        x.copy_(batch)
+        eager()
+        graph.replay()
+    for ours, theirs in zip(heads[1].parameters(), heads[0].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
 def test_labels_of_any_stride(way):
     head, x = head_for(way, 8, 300), torch.randn(3, 8, device="cuda")
     target = torch.tensor([1, 7, 5, 7, 299, 7], device="cuda")[::2]
