@@ -362,3 +362,13 @@ def test_what_correction_takes_away_is_told_alike(tmp_path, run_folder):
     (told, _) = contest([record.spec for record in records], records).conclusion
     assert "the matrix loses at radius 1 (\N{MINUS SIGN}3.00 points over plain, p = 0.0" in told
     assert ", not after correction for 4 tests)" in told
+
+
+def test_the_page_of_one_comparison_warns_of_heads_that_hardly_trained(tmp_path, run_folder):
+    settings = make(tmp_path, run_folder, {PLAIN: 0.8, SCALED: 0.8, MAXSEP: 0.4})
+    (told,) = (sentence for sentence in find(settings).sentences if sentence.startswith("But "))
+    assert told.startswith("But maxsep, radius 0.1 has hardly trained: 42.07 % where plain has 82.03 %; its")
+    settings += make(tmp_path / "b", run_folder, {PLAIN: 0.8, SCALED: 0.8, MAXSEP: 0.4}, imbalance=0.1)
+    assert not any(sentence.startswith("But ") for sentence in find(settings).sentences), "too many to name"
+    well = make(tmp_path / "c", run_folder, {PLAIN: 0.8, SCALED: 0.8, MAXSEP: 0.8})
+    assert not any(sentence.startswith("But ") for sentence in find(well).sentences)

@@ -115,9 +115,10 @@ ALONE_LOSES = "the matrix loses at radius 1 (\N{MINUS SIGN}2.00 points over plai
         ({"unit": ALONE}, f"{ALONE_LOSES}; the radius 0.1 alone makes no difference that 3 seeds can show"),
         (
             {"radius": UNCORRECTED, "both": UNCORRECTED},
-            f"{NOTHING}; the radius 0.1 does (+1.00 points over plain, {OPEN})",
+            f"{NOTHING}; the radius 0.1 does (+1.00 points over plain, {OPEN}); matrix and radius 0.1 together gain "
+            f"1.00 points over plain ({OPEN})",
         ),
-        ({"radius": LARGE, "both": LARGE}, f"{NOTHING}; the radius 0.1 alone costs 36.20 points ({LARGE_OPEN})"),
+        ({"radius": LARGE, "both": NOISE}, f"{NOTHING}; the radius 0.1 alone costs 36.20 points ({LARGE_OPEN})"),
         (
             {"radius": LARGE, "both": DOWN},
             f"{NOTHING}; the radius 0.1 alone costs 36.20 points ({LARGE_OPEN}); matrix and radius 0.1 together lose "
@@ -195,7 +196,13 @@ def by_direction(behind=NOISE, centred=NOISE, both=NOISE, true=NOISE):
         (
             {"true": LARGE, "both": LARGE},
             f"the matrix loses as maxsep_cosine (\N{MINUS SIGN}36.20 points over centred_cosine, {LARGE_OPEN}); "
-            "centred_cosine alone makes no difference that 3 seeds can show",
+            f"centred_cosine alone makes no difference that 3 seeds can show; maxsep_cosine loses 36.20 points to "
+            f"cosine ({LARGE_OPEN})",
+        ),
+        (
+            {"centred": LARGE, "both": LARGE},
+            f"{NOTHING}; centred_cosine alone costs 36.20 points ({LARGE_OPEN}); maxsep_cosine loses 36.20 points to "
+            f"cosine ({LARGE_OPEN})",
         ),
         (
             {"behind": FEW, "true": None, "centred": FLAT},

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from maxsep.lab.report.comparison import Entry
 from maxsep.lab.report.tables import rounded
 
 _LEARNED = 0.05
 _TRAINED = 0.75
 _REMEDY = "Train longer or pass a smaller --learning-rate before you compare."
+
+
+def cautions(arms: Mapping[str, tuple[str, Entry]], num_classes: int) -> list[str]:
+    """Warn of heads that guess, and of heads far behind the plain head of their loss.
+
+    Args:
+        arms: For each label the label of its plain head, and its runs.
+        num_classes: Of which one is guessed.
+    """
+    means = {label: found.mean for label, (_, entry) in arms.items() if (found := entry.summary("balanced"))}
+    guessing = {label: mean for label, mean in means.items() if is_guessing(mean, num_classes)}
+    told = [caution(guessing, num_classes)] if guessing else []
+    runs = {label: entry.summary() for label, (_, entry) in arms.items() if label not in guessing}
+    reached = {label: found.mean for label, found in runs.items() if found}
+    for plain in (label for label in reached if arms[label][0] == label):
+        others = {label: accuracy for label, accuracy in reached.items() if arms[label][0] == plain}
+        behind = {label: accuracy for label, accuracy in others.items() if is_far_behind(accuracy, reached[plain])}
+        told += [caution_behind(behind, plain, reached[plain])] if behind else []
+    return told
 
 
 def is_guessing(accuracy: float, num_classes: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from maxsep.lab.recipes.recipe import canonical
-from maxsep.lab.report.cautions import caution, caution_behind, is_far_behind, is_guessing
+from maxsep.lab.report.cautions import cautions
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import MATRIX_HEADS, USUAL, Entry, Method, settings_of, several_losses
 from maxsep.lab.report.family import BY, Against, family, loss_metric
@@ -126,17 +126,7 @@ class Contest:
     @property
     def cautions(self) -> list[str]:
         """What keeps one from believing the conclusion: heads that guess, and heads far behind the plain one."""
-        classes = len(self.class_counts)
-        means = {item.label: found.mean for item in self.contestants if (found := item.entry.summary("balanced"))}
-        guessing = {label: mean for label, mean in means.items() if is_guessing(mean, classes)}
-        told = [caution(guessing, classes)] if guessing else []
-        trained = [item for item in self.contestants if item.label not in guessing]
-        reached = {item.label: found.mean for item in trained if (found := item.entry.summary())}
-        for plain in (item.label for item in trained if item.is_plain and item.label in reached):
-            others = [item.label for item in trained if item.plain == plain and item.label in reached]
-            behind = {label: reached[label] for label in others if is_far_behind(reached[label], reached[plain])}
-            told += [caution_behind(behind, plain, reached[plain])] if behind else []
-        return told
+        return cautions({item.label: (item.plain, item.entry) for item in self.contestants}, len(self.class_counts))
 
     def verdicts(self) -> list[tuple[str, str, Comparison | None]]:
         """List every comparison: of which arm, with what, and what its test says."""

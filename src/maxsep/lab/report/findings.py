@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from maxsep.lab.report.cautions import cautions
 from maxsep.lab.report.comparison import MATRIX_HEADS, Method, Setting
 from maxsep.lab.report.family import Against, Family, family
 from maxsep.lab.report.model import Finding
@@ -68,9 +69,18 @@ def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
         sentences.append(_count(_control(control), control))
     if not control and (missing := _missing(plain)):
         sentences.append(f"The control ({missing}) has no finished runs beside the matrix yet.")
-    sentences += ["" if meaning in sentences else meaning, _multiplicity(tests)]
+    sentences += ["" if meaning in sentences else meaning, *_cautions(settings), _multiplicity(tests)]
     headline = _chosen_headline(settings, plain, control) or _headline(_at_chosen(plain), _at_chosen(credited))
     return Finding(headline, tuple(filter(None, sentences)))
+
+
+def _cautions(settings: Sequence[Setting]) -> list[str]:
+    """Warn of heads that have hardly trained, on the page of one comparison; among many the tables show them."""
+    if len(settings) != 1 or not (counts := settings[0].class_counts):
+        return []
+    (setting,) = settings
+    arms = {setting.full_name(m): (setting.full_name(m.plain), entry) for m, entry in setting.entries.items()}
+    return cautions(arms, len(counts))
 
 
 def _pairs(settings: Sequence[Setting], tests: Family, against: Against) -> list[_Pair]:

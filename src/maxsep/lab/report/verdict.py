@@ -106,7 +106,8 @@ def _sum_up(judged: Sequence[Judged]) -> str:
     if not any(map(_tested, [*matrix, *alone])):
         return f"nothing can be told yet: {verdict(matrix[0].found).removeprefix(_UNTESTED)}"
     parts = [*_of_matrix(matrix), *_of_control(alone, after_nothing=all(map(_quiet, matrix)))]
-    parts += [_of_both(*effect) for effect in filter(_passes, both) if not _explained(effect, [*matrix, *alone])]
+    for effect in filter(_passes, both):
+        parts += _of_both(effect, _explained(effect, [*matrix, *alone]))
     return "".join(f"{', ' if part.startswith('nor ') else '; '}{part}" for part in parts).removeprefix("; ")
 
 
@@ -173,18 +174,19 @@ def _of_control(effects: Sequence[Effect], after_nothing: bool) -> list[str]:
     return parts
 
 
-def _of_both(method: Method, found: Comparison | None) -> str:
+def _of_both(effect: Effect, explained: bool) -> list[str]:
+    """Tell matrix and control together; where one of them explains it, only if correction takes the difference away."""
+    method, found = effect
     assert found is not None
-    points = rounded(abs(found.difference), scale=100)
-    gained, base = found.difference > 0, method.plain.head
-    base += "" if found.holds else f" ({_evidence(found)})"
-    if method.head == "maxsep":
-        does = f"gain {points} points over {base}" if gained else f"lose {points} points to {base}"
-        which = "which of the two does it"
-        return f"matrix and radius {method.radius:g} together {does}, and {found.n} seeds cannot tell {which}"
-    does = f"gains {points} points over {base}" if gained else f"loses {points} points to {base}"
+    if explained and found.holds:
+        return []
+    points, alike = rounded(abs(found.difference), scale=100), method.head == "maxsep"
+    who, s = (f"matrix and radius {method.radius:g} together", "") if alike else (method.head, "s")
+    does = f"gain{s} {points} points over" if found.difference > 0 else f"lose{s} {points} points to"
+    told = f"{who} {does} {method.plain.head}{'' if found.holds else f' ({_evidence(found)})'}"
     which = f"whether by the matrix or by what {method.control.head} has of it"
-    return f"{method.head} {does}, and {found.n} seeds cannot tell {which}"
+    doubt = f", and {found.n} seeds cannot tell {'which of the two does it' if alike else which}"
+    return [told if explained else f"{told}{doubt}"]
 
 
 def _without_matrix(method: Method) -> Method:
