@@ -33,7 +33,8 @@ def test_trains_every_arm_and_tells_what_came_of_it(first, place):
     assert "nothing was chosen on the test images" in first
     for label in ("plain", "maxsep, radius 1", "scaled, radius 0.1", "maxsep, radius 0.1"):
         assert re.search(rf"^{label} +\d\d\.\d\d ± \d+\.\d\d  3\b", first, re.MULTILINE), label
-    assert len(re.findall(r"^.*, against .*: (?:better|worse|no difference|the same|not testable)", first, re.M)) == 4
+    verdicts = r"^.*, against .*: (?:better|worse|.* points, p|no difference|the same|not testable)"
+    assert len(re.findall(verdicts, first, re.M)) == 4
     assert len(re.findall(r"^On this data .*\.$", first, re.M)) == 1
     assert "missing" not in first
 

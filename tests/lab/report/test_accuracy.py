@@ -194,7 +194,9 @@ def test_cosine_stands_for_its_loss_beside_cross_entropy(tmp_path, run_folders):
         *("cosine (LDAM)", "maxsep_cosine (LDAM)")
     }
     assert cells["cosine (LDAM)"][3].detail.startswith("over cross-entropy: ")
-    assert table.columns[-2:] == ("gain over plain", "gain over scaled, same radius")
+    assert table.columns[-2:] == ("gain over plain", "gain over its control")
     told = "Plain heads of other losses are compared with the plain head of cross-entropy. For heads that compare "
     assert table.caption.endswith(f"{told}directions plain is cosine.")
-    assert "over scaled" in accuracy_section(settings_of(collect(tmp_path).records)).text[0]
+    (text,) = accuracy_section(settings_of(collect(tmp_path).records)).text
+    assert "over plain, as the paper does (cosine for heads that compare directions), and over the control of" in text
+    assert "scaled, a plain head multiplied by the same radius, or for heads that compare directions one of" in text

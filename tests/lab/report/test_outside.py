@@ -1,6 +1,7 @@
 """Tables and figures on images from outside: the paper's numbers, the controls, duplicates, and damaged files."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -366,3 +367,18 @@ def test_open_sets_compare_heads_of_one_loss(tmp_path, run_folder, write_detecti
     assert matrix["MLS over plain"].value == pytest.approx(difference)
     assert matrix["over scaled, same radius"].text == "= plain"
     assert plain["MLS over plain"].value is None, "a loss is no head"
+
+
+def test_the_long_name_of_a_method_stays_within_its_histogram():
+    shape = {"edges": [0.0, 1.0, 2.0], "known": [0.2, 0.8], "outside": [0.7, 0.3], "known_mean": 1.3}
+    shape |= {"outside_mean": 0.8, "gap": 0.46, "gap_in_stds": 0.96}
+    name = "plain (label aware smoothing)"
+    long, short = (outliers_figures.energy_figure("e", "T", {label: shape}) for label in (name, "plain"))
+    told = f"{name}: mean gap 0.46 (0.96 standard deviations)"
+    drawn = [line.strip() for line in re.findall(r">([^<>]*(?:plain|deviations)[^<>]*)</text>", long.svg)]
+    assert " ".join(drawn) == told
+    assert len(drawn) == 2
+    assert all(len(line) <= 50 for line in drawn)
+    assert told in long.caption
+    heights = [float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', figure.svg)[1]) for figure in (long, short)]
+    assert heights[0] - heights[1] == pytest.approx(72 * 0.18, abs=0.01), "the axes give no room to the second line"

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from maxsep.lab.report.collect import collect
-from maxsep.lab.report.provenance import environment, facts
+from maxsep.lab.report.provenance import DEFINITIONS, environment, facts
 from maxsep.lab.spec import RunSpec
 
 
@@ -24,6 +24,16 @@ def test_the_environment_names_what_was_measured(tmp_path, run_folder):
     assert "cuda" not in found
     assert found["runs that were resumed"] == "1"
     assert found["finished"] == "2026-01-01"
+
+
+def test_options_of_execution_are_words(tmp_path, run_folder):
+    run_folder(tmp_path, RunSpec(), execution={"extra": [["threads", 1], ["checkpoint_steps", 50]]})
+    run_folder(tmp_path, RunSpec(seed=1), execution={"extra": []})
+    assert dict(environment(collect(tmp_path).records))["extra"] == "threads 1, checkpoint steps 50"
+
+
+def test_a_second_stage_trains_its_backbone_unless_told_otherwise():
+    assert dict(DEFINITIONS)["stage 2"].endswith("; the backbone trains on unless it is frozen.")
 
 
 def test_facts(everything):

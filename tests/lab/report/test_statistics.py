@@ -83,5 +83,6 @@ def test_correction_leaves_what_has_no_p_value():
     )
     assert second is untested
     assert (first.adjusted, third.adjusted) == (0.06, 0.06)
+    assert (first.tests, third.tests) == (2, 2)
     assert (first.passes, first.holds, untested.passes, untested.holds) == (True, False, False, False)
     assert Comparison(0.1, 3, 0.03, "more than noise").holds, "alone, it needs no correction"

@@ -73,12 +73,23 @@ def _bases(settings: Sequence[Setting]) -> list[str]:
 
 def compares_directions(settings: Sequence[Setting]) -> bool:
     """Whether all heads compare directions, so that none is compared with plain or scaled."""
-    return all(method.plain.head == "cosine" for setting in settings for method in setting.entries)
+    return all(_by_direction(settings))
+
+
+def has_directions(settings: Sequence[Setting]) -> bool:
+    """Whether some heads do, whose control is not scaled."""
+    return any(_by_direction(settings))
+
+
+def _by_direction(settings: Sequence[Setting]) -> list[bool]:
+    return [method.plain.head == "cosine" for setting in settings for method in setting.entries]
 
 
 def _columns(settings: Sequence[Setting]) -> tuple[str, ...]:
     """Name the heads that gains are over; where some heads compare directions and others do not, notes tell them."""
-    return (*COLUMNS[:-2], "gain over cosine", "gain over its control") if compares_directions(settings) else COLUMNS
+    if compares_directions(settings):
+        return (*COLUMNS[:-2], "gain over cosine", "gain over its control")
+    return (*COLUMNS[:-1], "gain over its control") if has_directions(settings) else COLUMNS
 
 
 def _without_empty_paper(columns: tuple[str, ...], rows: list[Row]) -> tuple[tuple[str, ...], list[Row]]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from maxsep.lab.recipes.recipe import canonical
+from maxsep.lab.report.cautions import cautions
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import MATRIX_HEADS, USUAL, Entry, Method, settings_of, several_losses
 from maxsep.lab.report.family import BY, Against, family, loss_metric
 from maxsep.lab.report.shots import shots_of
 from maxsep.lab.report.statistics import TEST, Comparison, Summary, mean
 from maxsep.lab.report.tail import class_counts, is_unequal
-from maxsep.lab.report.verdict import caution, conclude, is_guessing, verdict
+from maxsep.lab.report.verdict import conclude, verdict
 from maxsep.lab.spec import RunSpec
 
 
@@ -118,19 +119,14 @@ class Contest:
 
     @property
     def conclusion(self) -> list[str]:
-        """What all of it says, one sentence for each loss."""
-        return conclude(self.contestants)
+        """What all of it says: one sentence for each loss, and one on radius 1 where that made a difference."""
+        by_sgd = all(record.spec.optimiser == "sgd" for record in self.records)
+        return conclude(self.contestants, len(self.class_counts) if by_sgd else None)
 
     @property
     def cautions(self) -> list[str]:
-        """What keeps one from believing the conclusion."""
-        return [
-            caution(item.label, summary.mean, len(self.class_counts))
-            for item in self.contestants
-            if item.is_plain
-            and (summary := item.entry.summary("balanced"))
-            and is_guessing(summary.mean, len(self.class_counts))
-        ]
+        """What keeps one from believing the conclusion: heads that guess, and heads far behind the plain one."""
+        return cautions({item.label: (item.plain, item.entry) for item in self.contestants}, len(self.class_counts))
 
     def verdicts(self) -> list[tuple[str, str, Comparison | None]]:
         """List every comparison: of which arm, with what, and what its test says."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from maxsep.lab.report.cautions import cautions
 from maxsep.lab.report.comparison import MATRIX_HEADS, Method, Setting
 from maxsep.lab.report.family import Against, Family, family
 from maxsep.lab.report.model import Finding
@@ -68,9 +69,18 @@ def find(settings: Sequence[Setting], tests: Family | None = None) -> Finding:
         sentences.append(_count(_control(control), control))
     if not control and (missing := _missing(plain)):
         sentences.append(f"The control ({missing}) has no finished runs beside the matrix yet.")
-    sentences += ["" if meaning in sentences else meaning, _multiplicity(tests)]
+    sentences += ["" if meaning in sentences else meaning, *_cautions(settings), _multiplicity(tests)]
     headline = _chosen_headline(settings, plain, control) or _headline(_at_chosen(plain), _at_chosen(credited))
     return Finding(headline, tuple(filter(None, sentences)))
+
+
+def _cautions(settings: Sequence[Setting]) -> list[str]:
+    """Warn of heads that have hardly trained, on the page of one comparison; among many the tables show them."""
+    if len(settings) != 1 or not (counts := settings[0].class_counts):
+        return []
+    (setting,) = settings
+    arms = {setting.full_name(m): (setting.full_name(m.plain), entry) for m, entry in setting.entries.items()}
+    return cautions(arms, len(counts))
 
 
 def _pairs(settings: Sequence[Setting], tests: Family, against: Against) -> list[_Pair]:
@@ -157,13 +167,25 @@ def _headline(plain: Sequence[_Pair], control: Sequence[_Pair]) -> str:
             f"Mixed: {len(won)} of {_of(tested)} {'gains' if len(won) == 1 else 'gain'} over {_without(tested)}, "
             f"{len(lost)} {'loses' if len(lost) == 1 else 'lose'} to it{_corrected([*won, *lost])}"
         )
-    if won:
-        none = f"none over the control{' at the same radius' if _scaled(controlled) else ''}"
-        tail = none if controlled else _NO_CONTROL
-        return f"Gains over {_without(tested)} in {len(won)} of {_of(tested)}{_corrected(won)}, {tail}"
-    if lost:
-        return f"The matrix lost to {_without(tested)} in {len(lost)} of {_of(tested)}{_corrected(lost)}"
-    return "No difference beyond seed noise"
+    if below and not won:
+        return f"The matrix loses to its control in {len(below)} of {_of(controlled)}{_corrected(below)}"
+    if won or lost:
+        return _over_plain(won or lost, tested, controlled)
+    return f"The matrix adds nothing that {min(pair.comparison.n for pair in [*tested, *controlled])} seeds can show"
+
+
+def _over_plain(apart: Sequence[_Pair], tested: Sequence[_Pair], controlled: Sequence[_Pair]) -> str:
+    """Tell gains or losses, of the matrix where the plain head is its control, else of whatever differs from it."""
+    gained = apart[0].won
+    over, own = ("over" if gained else "to"), [pair for pair in apart if pair.other == pair.method.control]
+    verb = f"The matrix {'gains' if gained else 'loses'}" if own else "Gains" if gained else "Losses"
+    told = f"{verb} {over} {_without(tested)} in {len(apart)} of {_of(tested)}{_corrected(apart)}"
+    if len(own) == len(apart):
+        return told
+    if below := [pair for pair in controlled if pair.lost]:
+        return f"{told}, but losses to the control in {len(below)} of {_of(controlled)}{_corrected(below)}"
+    none = f"none {over} the control{' at the same radius' if _scaled(controlled) else ''}"
+    return f"{told}, {none if controlled else _NO_CONTROL}"
 
 
 def _of(pairs: Sequence[_Pair]) -> str:

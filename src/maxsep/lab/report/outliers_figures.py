@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.svg import INK, SOFT, Figure, colour_of, finish, legend_below, panels
+from maxsep.lab.report.svg import INK, SOFT, Figure, colour_of, finish, head_line, legend_below, panels
 
 KNOWN, OUTSIDE = colour_of("maxsep"), colour_of("scaled")
 _CLASSES = ("maxsep", "extra_layer", "etf", "learnable_matrix", "hpn", "centred", "twin", "plain")
@@ -35,7 +35,7 @@ def energy_figure(id: str, title: str, shapes: Mapping[str, Mapping[str, Any]]) 
                 axes.axvline(shape[key], color=colour, linewidth=1.0, linestyle=(0, (3, 2)))
             axes.set_yticks([])
             axes.grid(False)
-            axes.set_title(f"{name}: mean gap {_gap(shape)}")
+            head_line(axes, f"{name}: mean gap {_gap(shape)}")
         grid.flat[-1].set_xlabel("negative energy, log \N{N-ARY SUMMATION} exp(logits)")
         legend_below(figure)
         words = "; ".join(f"{name}: mean gap {_gap(shape)}" for name, shape in shapes.items())

@@ -57,7 +57,11 @@ DEFINITIONS = (
         f"{MIN_SEEDS} common seeds a difference is not testable, and no p-value is given. "
         "Seeds change initial weights and the order of images; the training images stay the same.",
     ),
-    ("stage 2", "A run that starts from the weights of a finished one (its first stage), with the backbone frozen."),
+    (
+        "stage 2",
+        "A run that starts from the weights of a finished one (its first stage); the backbone trains on unless it is "
+        "frozen.",
+    ),
     ("last epoch", "Accuracy after the last epoch, never the best epoch, which would be a choice by test data."),
 )
 
@@ -103,7 +107,8 @@ def environment(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
         told |= {key: value for key, value in record.execution.items() if key not in told}  # measured wins over asked
         for key, value in ((k, v) for k, v in told.items() if v not in (None, [], {}, "")):
             seen = rows.setdefault(str(key).replace("_", " "), {})
-            seen[str(value)] = seen.get(str(value), 0) + 1
+            words = _in_words(value)
+            seen[words] = seen.get(words, 0) + 1
     days = sorted(record.finished[:10] for record in records if record.finished)
     found = [(key, ", ".join(sorted(seen, key=lambda v: -seen[v]))) for key, seen in rows.items()]
     if days:
@@ -129,6 +134,18 @@ def runs_table(records: Sequence[Record]) -> Table:
         rows.append(Row(cells))
     columns = ("run", "seed", "epochs", "top-1, %", "loss", "time")
     return Table("runs", "All runs", columns, tuple(rows))
+
+
+def _in_words(value: Any) -> str:
+    """A value as one would say it; options are pairs of a name and a value.
+
+    >>> _in_words([["threads", 1], ["compile_mode", "default"]]), _in_words("cpu")
+    ('threads 1, compile mode default', 'cpu')
+    """
+    if not isinstance(value, list | tuple):
+        return str(value)
+    words = (" ".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in value)
+    return ", ".join(words).replace("_", " ")
 
 
 def _list(values: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.recipe import choose_radii, validation_metric
-from maxsep.lab.report.accuracy import accuracy_tables, compares_directions
+from maxsep.lab.report.accuracy import accuracy_tables, compares_directions, has_directions
 from maxsep.lab.report.comparison import Entry, Method, Setting, duel
 from maxsep.lab.report.family import Family
 from maxsep.lab.report.figures import (
@@ -45,6 +45,11 @@ def accuracy_section(settings: Sequence[Setting], tests: Family | None = None) -
     heads = "plain, as the paper does, and over scaled, a plain head multiplied by the same radius"
     if compares_directions(settings):
         heads = "cosine, the plain head of losses for cosines, and over the control of the head, where that is another"
+    elif has_directions(settings):
+        heads = (
+            "plain, as the paper does (cosine for heads that compare directions), and over the control of the head: "
+            "scaled, a plain head multiplied by the same radius, or for heads that compare directions one of their own"
+        )
     text = (f"Every gain is shown twice: over {heads}. Only the second says what the matrix itself does.",)
     tables = tuple(accuracy_tables(settings, tests))
     after = (paper.PATTERN,) if any("paper, %" in table.columns for table in tables) else ()

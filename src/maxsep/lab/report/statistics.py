@@ -31,7 +31,7 @@ class Summary:
 class Comparison:
     """A difference of means over common seeds and what a test says about it.
 
-    `adjusted` is the p-value after Holm's correction for the tests shown beside this one; without others it is p.
+    `adjusted` is the p-value after Holm's correction for the `tests` shown, this one included; without others it is p.
     """
 
     difference: float
@@ -40,6 +40,7 @@ class Comparison:
     verdict: Verdict
     reason: str = ""
     adjusted: float | None = None
+    tests: int = 1
 
     @property
     def passes(self) -> bool:
@@ -94,8 +95,11 @@ def adjust(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     >>> found[0].adjusted, found[0].holds
     (0.04, True)
     """
-    corrected = iter(holm([c.p for c in comparisons if c is not None and c.p is not None]))
-    return [c if c is None or c.p is None else dataclasses.replace(c, adjusted=next(corrected)) for c in comparisons]
+    corrected = holm([c.p for c in comparisons if c is not None and c.p is not None])
+    left, tests = iter(corrected), len(corrected)
+    return [
+        c if c is None or c.p is None else dataclasses.replace(c, adjusted=next(left), tests=tests) for c in comparisons
+    ]
 
 
 def compare(values: Mapping[int, float], reference: Mapping[int, float]) -> Comparison | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from maxsep.lab.report.comparison import BASE_HEADS, MATRIX_HEADS, Method
 from maxsep.lab.report.statistics import MIN_SEEDS, Comparison
-from maxsep.lab.report.tables import rounded, signed
+from maxsep.lab.report.tables import p_text, rounded, seeds_text, signed
 
 
 class Effect(NamedTuple):
@@ -18,7 +18,6 @@ class Effect(NamedTuple):
 
 
 _UNTESTED = "not testable: "
-_LEARNED = 0.05
 
 
 class Judged(Protocol):
@@ -46,12 +45,14 @@ class Judged(Protocol):
 
 
 def verdict(comparison: Comparison | None) -> str:
-    """Say what a test found; only what holds after correction for the number of tests is a difference.
+    """Say what a test found; what holds before correction for the number of tests alone is told as such.
 
     >>> verdict(Comparison(0.021, 3, 0.001, "more than noise", adjusted=0.004))
     'better by 2.10 points, more than seed noise'
     >>> verdict(Comparison(0.021, 2, None, "not testable"))
     'not testable: fewer than 3 seeds'
+    >>> verdict(Comparison(-0.362, 3, 0.011, "more than noise", adjusted=0.06, tests=4))
+    '−36.20 points, p = 0.011, not after correction for 4 tests'
     """
     if comparison is None:
         return f"{_UNTESTED}no seed has both runs"
@@ -64,16 +65,21 @@ def verdict(comparison: Comparison | None) -> str:
     if comparison.holds:
         word = "better" if comparison.difference > 0 else "worse"
         return f"{word} by {rounded(abs(comparison.difference), scale=100)} points, more than seed noise"
-    told = f"no difference that {comparison.n} seeds can show"
-    return f"{told} after correction for the number of tests" if comparison.passes else told
+    if comparison.passes:
+        return f"{_points(comparison)}, {_evidence(comparison)}"
+    return f"no difference that {comparison.n} seeds can show"
 
 
-def conclude(judged: Sequence[Judged]) -> list[str]:
+def conclude(judged: Sequence[Judged], num_classes: int | None = None) -> list[str]:
     """Sum up for each loss: what the matrix adds, what its control does without it, and what the loss itself brings.
 
     The matrix is what differs between `maxsep` and the control at the same radius, the radius what differs between
     that control and the plain head. Heads that compare directions are named instead of radii: `cosine_maxsep` over
     `cosine`, `maxsep_cosine` over its control `centred_cosine`, and that one over `cosine`.
+
+    Args:
+        judged: All arms.
+        num_classes: Of runs under SGD, for which it is known what else but the matrix differs at radius 1.
     """
     losses = list(dict.fromkeys(item.method.loss for item in judged))
     sentences = []
@@ -81,24 +87,8 @@ def conclude(judged: Sequence[Judged]) -> list[str]:
         where = "On this data" if len(losses) == 1 else f"On this data, with the loss {loss},"
         shown = [item for item in judged if item.method.loss == loss]
         sentences.append(f"{where} {_sum_up(shown)}{_of_loss(shown)}.")
-    return sentences
-
-
-def is_guessing(accuracy: float, num_classes: int) -> bool:
-    """Whether a mean over classes is next to that of guessing: less than a twentieth of the way to 1.
-
-    >>> is_guessing(0.12, 10), is_guessing(0.2, 10)
-    (True, False)
-    """
-    return accuracy < 1 / num_classes + _LEARNED * (1 - 1 / num_classes)
-
-
-def caution(label: str, accuracy: float, num_classes: int) -> str:
-    """Say that a head has learned next to nothing, so that a comparison with it says nothing."""
-    return (
-        f"But {label} has learned next to nothing: its mean over classes is {rounded(accuracy, scale=100)} %, guessing "
-        f"gives {rounded(1 / num_classes, scale=100)} %. Train longer, or at another learning rate, before you compare."
-    )
+    at_1 = (Effect(x.method, x.over_plain) for x in judged if (x.method.head, x.method.radius) == ("maxsep", 1))
+    return [*sentences, _theorem(num_classes)] if num_classes and any(map(_passes, at_1)) else sentences
 
 
 def _sum_up(judged: Sequence[Judged]) -> str:
@@ -115,10 +105,19 @@ def _sum_up(judged: Sequence[Judged]) -> str:
             alone.append(Effect(method, item.over_plain))
     if not any(map(_tested, [*matrix, *alone])):
         return f"nothing can be told yet: {verdict(matrix[0].found).removeprefix(_UNTESTED)}"
-    explained = {_without_matrix(effect.method) for effect in filter(_holds, [*matrix, *alone])}
     parts = [*_of_matrix(matrix), *_of_control(alone, after_nothing=all(map(_quiet, matrix)))]
-    parts += [_of_both(*effect) for effect in filter(_holds, both) if effect.method.control not in explained]
+    for effect in filter(_passes, both):
+        parts += _of_both(effect, _explained(effect, [*matrix, *alone]))
     return "".join(f"{', ' if part.startswith('nor ') else '; '}{part}" for part in parts).removeprefix("; ")
+
+
+def _theorem(num_classes: int) -> str:
+    """Say what a difference at radius 1 comes from."""
+    rate = rounded(num_classes / (num_classes - 1))
+    return (
+        "At radius 1, under SGD, the matrix differs from plain in its start and in a learning rate of the last layer "
+        f"that is C/(C\N{MINUS SIGN}1) = {rate} times as large, in nothing else (docs/theory.md)."
+    )
 
 
 def _of_loss(judged: Sequence[Judged]) -> str:
@@ -132,12 +131,12 @@ def _of_loss(judged: Sequence[Judged]) -> str:
 
 
 def _of_matrix(effects: Sequence[Effect]) -> list[str]:
-    told: dict[str, list[str]] = {"helps": [], "hurts": []}
-    for effect in effects:
+    told: dict[str, list[str]] = {"gains": [], "loses": []}
+    for effect in filter(_passes, effects):
         method, found = effect
-        if found is not None and found.holds:
-            place = f"{_places([effect])} ({_points(found)} over {method.control.head})"
-            told["helps" if found.difference > 0 else "hurts"].append(place)
+        assert found is not None
+        place = f"{_places([effect])} ({_points(found)} over {method.control.head}, {_evidence(found)})"
+        told["gains" if found.difference > 0 else "loses"].append(place)
     parts = [f"the matrix {verb} {' and '.join(places)}" for verb, places in told.items() if places]
     tested = [found for _, found in filter(_tested, effects) if found is not None]
     if tested and not parts:
@@ -151,15 +150,18 @@ def _of_matrix(effects: Sequence[Effect]) -> list[str]:
 def _of_control(effects: Sequence[Effect], after_nothing: bool) -> list[str]:
     """Go on after what was said of the matrix; where it adds nothing, its verb is not repeated."""
     parts = []
-    for effect in filter(_holds, effects):
+    for effect in filter(_passes, effects):
         method, found = effect
         assert found is not None
+        doubt = "" if found.holds else _evidence(found)
         if found.difference > 0:
             does = "does" if after_nothing else "alone helps"
-            parts.append(f"{_controls([effect])} {does} ({_points(found)} over {method.plain.head})")
+            over = f"{_points(found)} over {method.plain.head}"
+            parts.append(f"{_controls([effect])} {does} ({', '.join(filter(None, [over, doubt]))})")
         else:
-            parts.append(f"{_controls([effect])} alone costs {rounded(-found.difference, scale=100)} points")
-    quiet = [effect for effect in effects if _tested(effect) and not _holds(effect)]
+            costs = f"alone costs {rounded(-found.difference, scale=100)} points"
+            parts.append(f"{_controls([effect])} {costs}{doubt and f' ({doubt})'}")
+    quiet = [effect for effect in effects if _tested(effect) and not _passes(effect)]
     if quiet and after_nothing and not parts:
         parts.append(f"nor {'does' if len(quiet) == 1 else 'do'} {_controls(quiet)} alone")
     elif quiet:
@@ -172,17 +174,19 @@ def _of_control(effects: Sequence[Effect], after_nothing: bool) -> list[str]:
     return parts
 
 
-def _of_both(method: Method, found: Comparison | None) -> str:
+def _of_both(effect: Effect, explained: bool) -> list[str]:
+    """Tell matrix and control together; where one of them explains it, only if correction takes the difference away."""
+    method, found = effect
     assert found is not None
-    points = rounded(abs(found.difference), scale=100)
-    gained, base = found.difference > 0, method.plain.head
-    if method.head == "maxsep":
-        does = f"gain {points} points over {base}" if gained else f"lose {points} points to {base}"
-        which = "which of the two does it"
-        return f"matrix and radius {method.radius:g} together {does}, and {found.n} seeds cannot tell {which}"
-    does = f"gains {points} points over {base}" if gained else f"loses {points} points to {base}"
+    if explained and found.holds:
+        return []
+    points, alike = rounded(abs(found.difference), scale=100), method.head == "maxsep"
+    who, s = (f"matrix and radius {method.radius:g} together", "") if alike else (method.head, "s")
+    does = f"gain{s} {points} points over" if found.difference > 0 else f"lose{s} {points} points to"
+    told = f"{who} {does} {method.plain.head}{'' if found.holds else f' ({_evidence(found)})'}"
     which = f"whether by the matrix or by what {method.control.head} has of it"
-    return f"{method.head} {does}, and {found.n} seeds cannot tell {which}"
+    doubt = f", and {found.n} seeds cannot tell {'which of the two does it' if alike else which}"
+    return [told if explained else f"{told}{doubt}"]
 
 
 def _without_matrix(method: Method) -> Method:
@@ -209,12 +213,21 @@ def _tested(effect: Effect) -> bool:
     return effect.found is not None and (effect.found.p is not None or effect.found.verdict == "identical")
 
 
-def _holds(effect: Effect) -> bool:
-    return effect.found is not None and effect.found.holds
+def _passes(effect: Effect) -> bool:
+    """Whether its test, taken alone, calls it more than noise; `_evidence` says if it does among the others."""
+    return effect.found is not None and effect.found.passes
+
+
+def _explained(both: Effect, parts: Sequence[Effect]) -> bool:
+    """Whether matrix or control show an effect of their own, as certain as that of the two together."""
+    assert both.found is not None
+    certain = [part for part in parts if part.found is not None and part.found.holds]
+    found = certain if both.found.holds else list(filter(_passes, parts))
+    return both.method.control in {_without_matrix(part.method) for part in found}
 
 
 def _quiet(effect: Effect) -> bool:
-    return effect.found is not None and effect.found.p is not None and not effect.found.holds
+    return effect.found is not None and effect.found.p is not None and not effect.found.passes
 
 
 def _seen(found: Sequence[Comparison]) -> str:
@@ -223,6 +236,16 @@ def _seen(found: Sequence[Comparison]) -> str:
 
 def _points(comparison: Comparison) -> str:
     return f"{signed(comparison.difference, scale=100)} points"
+
+
+def _evidence(comparison: Comparison) -> str:
+    """What there is for a difference that passes its test: p and the seeds, or that correction leaves nothing of it."""
+    assert comparison.p is not None
+    if not comparison.holds:
+        return f"{p_text(comparison.p)}, not after correction for {comparison.tests} tests"
+    if comparison.adjusted in (None, comparison.p):
+        return f"{p_text(comparison.p)}, {seeds_text(comparison.n)}"
+    return f"{p_text(comparison.adjusted)} after correction for {comparison.tests} tests, {seeds_text(comparison.n)}"
 
 
 def _radii(effects: Sequence[Effect]) -> str:
