@@ -82,6 +82,37 @@ def test_a_folder_is_trained_in_small_batches_which_are_told_first(call, picture
     assert json.loads(path.read_text())["batch_size"] == 16
 
 
+@pytest.mark.parametrize("change", ["gone", "another name", "another size"])
+def test_a_finished_run_of_other_pictures_is_not_told_again(call, refuse, pictures, change):
+    arguments = ["train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp"]
+    call(*arguments)
+    (folder,) = Path("runs").iterdir()
+    (pictures / "readme.txt").write_text("no picture")
+    assert "this run was finished before; nothing was trained" in call(*arguments)
+    old = pictures / "dark" / "0.png"
+    if change == "another size":
+        Image.new("RGB", (64, 64), (7, 90, 11)).save(old)
+    else:
+        old.rename(old.with_name("10.png") if change == "another name" else pictures.parent / "away.png")
+    told = (
+        f"maxsep: the images of folder:tail?size=8 have changed since {folder} was trained: files of other names or "
+        f"sizes. Train anew with another --runs, or remove {folder}.\n"
+    )
+    assert refuse(*arguments) == refuse(*arguments, "--json") == told
+    assert "this run was finished before" not in call(*arguments, "--runs", "others")
+
+
+def test_a_record_that_says_nothing_of_its_files_is_told_again(call, pictures):
+    arguments = ["train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp"]
+    call(*arguments)
+    (path,) = Path("runs").glob("*/result.json")
+    record = json.loads(path.read_text())
+    del record["metrics"]["files"]
+    path.write_text(json.dumps(record))
+    (pictures / "dark" / "0.png").rename(pictures / "dark" / "10.png")
+    assert "this run was finished before; nothing was trained" in call(*arguments)
+
+
 def test_json_is_nothing_but_json(call, pictures):
     json.loads(call("train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--json"))
 

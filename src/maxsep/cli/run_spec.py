@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maxsep.cli.options import words
 from maxsep.lab.spec import RATES, SHARED_BY_STAGES, Options, RunSpec, options
+
+if TYPE_CHECKING:
+    from maxsep.lab.engine import RunResult
 
 Given = Mapping[str, Any]
 """Fields of a spec by name, with `loss_options` as NAME=VALUE; None stands for what was not given."""
@@ -43,16 +46,11 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
         start: The folder of the finished run.
         data: The data folder.
     """
-    from maxsep.lab.data.given import given_files
     from maxsep.lab.engine import load_run
 
     run = load_run(start)
     first = run.spec
-    if len({run.metrics.get("files"), given_files(first.dataset, data)} - {None}) > 1:
-        raise ValueError(
-            f"the images of {first.dataset} have changed since {start} was trained: files of other names or sizes. "
-            "Train the first stage anew, with another --runs."
-        )
+    check_unchanged(run, data, "Train the first stage anew, with another --runs.")
     own = {name: value for name, value in given.items() if name not in SHARED_BY_STAGES}
     for name in given.keys() - own.keys():
         value = _named(given[name], data) if name == "dataset" else given[name]
@@ -73,6 +71,24 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
     if "schedule" in own:
         changes["schedule_options"] = ()
     return checked(first.replace(start_from=first, features_at=(), **changes))
+
+
+def check_unchanged(run: RunResult, data: Path | None, advice: str) -> None:
+    """Raise if the pictures that a run was trained and tested on have other names or sizes now.
+
+    Args:
+        run: A finished run; one of no folder, or of before such marks were kept, says nothing of its files.
+        data: The data folder.
+        advice: What to do, a sentence.
+    """
+    from maxsep.lab.data.given import given_files
+
+    dataset = run.spec.dataset
+    if len({run.metrics.get("files"), given_files(dataset, data)} - {None}) > 1:
+        raise ValueError(
+            f"the images of {dataset} have changed since {run.folder} was trained: files of other names or sizes. "
+            f"{advice}"
+        )
 
 
 def beside(start: Path, spec: RunSpec, runs: Path | None) -> Path:

@@ -13,7 +13,7 @@ from maxsep import heads
 from maxsep.cli.jobs import was_typed
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
-from maxsep.cli.run_spec import beside, count_images, first_stage, second_stage
+from maxsep.cli.run_spec import beside, check_unchanged, count_images, first_stage, second_stage
 from maxsep.lab.spec import BACKBONES, RATES, SAMPLERS, RunSpec
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ def command(
     else:
         spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
         runs = beside(start, spec, runs if "runs" in typed else None)
+    there = _check_there(runs / spec.name, data)
     _announce(spec, typed, data, as_json)
     more = {"download": True} if download else {}
-    _train(spec, runs, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
+    _train(spec, runs, there, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
 
 
 def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) -> None:
@@ -156,12 +157,21 @@ def _opening(spec: RunSpec, sized: bool, images: int | None) -> str:
     )
 
 
-def _train(spec: RunSpec, runs: Path, as_json: bool, **settings: Any) -> None:
+def _check_there(folder: Path, data: Path | None) -> bool:
+    """Whether a run is finished; raise if it is, and is one of other pictures than those that lie there now."""
+    from maxsep.lab import grid
+    from maxsep.lab.engine import load_run
+
+    if there := grid.is_finished(folder):
+        check_unchanged(load_run(folder), data, f"Train anew with another --runs, or remove {folder}.")
+    return there
+
+
+def _train(spec: RunSpec, runs: Path, there: bool, as_json: bool, **settings: Any) -> None:
     """Train a run unless it is there, and tell what came of it."""
     from maxsep.lab import grid
     from maxsep.lab.engine import load_run, train
 
-    there = grid.is_finished(runs / spec.name)
     folder = grid.attempt(train, spec, runs=runs, progress=not as_json, **settings)
     _tell(load_run(folder), there, as_json)
 
