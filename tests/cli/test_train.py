@@ -82,6 +82,14 @@ def test_a_folder_is_trained_in_small_batches_which_are_told_first(call, picture
     assert json.loads(path.read_text())["batch_size"] == 16
 
 
+@pytest.mark.parametrize(("held", "images"), [([], 16), (["--calibration", 0.3], 12), (["--validation", 0.05], 14)])
+def test_the_images_that_are_told_first_are_those_of_the_end(call, pictures, held, images):
+    """What is held out of every class is rounded: 30 % of twice 8 images are twice 2, and 5 % are twice 1."""
+    told = call("train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp", *held)
+    assert f"tail?size=8: {images} training images, " in told
+    assert f"; {images} training and " in told
+
+
 @pytest.mark.parametrize("change", ["gone", "another name", "another size"])
 def test_a_finished_run_of_other_pictures_is_not_told_again(call, refuse, pictures, change):
     arguments = ["train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp"]

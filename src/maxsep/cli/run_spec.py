@@ -147,7 +147,7 @@ def checked(spec: RunSpec) -> RunSpec:
 def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     """Count a run's training images without reading one, the files of a folder; None where that cannot be told.
 
-    Pitfall: with --validation or --calibration the count is that of their parts, which are rounded class by class.
+    Images that --validation and --calibration hold out are none of them.
 
     >>> count_images(RunSpec())
     1198
