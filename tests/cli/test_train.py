@@ -76,10 +76,47 @@ def pictures(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dataset", ["tail?size=8", "folder:tail?size=8", "./tail/?size=8"])
 def test_a_folder_is_trained_in_small_batches_which_are_told_first(call, pictures, dataset):
     told = call("train", "--dataset", dataset, "--epochs", 1, "--device", "cpu")
-    first = "folder:tail?size=8: 16 training images, batches of 16 (--batch-size names another size)"
+    first = (
+        "folder:tail?size=8: 16 training images, batches of 16, network resnet32, augmentation crop_flip "
+        "(--batch-size, --network, --augmentation choose others)"
+    )
     assert told.splitlines()[0] == first
     (path,) = pictures.parent.glob("runs/*/spec.json")
-    assert json.loads(path.read_text())["batch_size"] == 16
+    spec = json.loads(path.read_text())
+    assert (spec["batch_size"], spec["network"], spec["augmentation"]) == (16, "resnet32", "crop_flip")
+
+
+def test_what_was_typed_for_a_folder_is_not_told(call, asked, pictures):
+    network, augmentation = ["--network", "mlp"], ["--augmentation", "none"]
+    told = call("train", "--dataset", "tail?size=8", *network)
+    chosen = "batches of 16, augmentation crop_flip (--batch-size, --augmentation choose others)"
+    assert told.startswith(f"folder:tail?size=8: 16 training images, {chosen}\n")
+    told = call("train", "--dataset", "tail?size=8", "--batch-size", 8, *augmentation)
+    assert told.startswith("folder:tail?size=8: 16 training images, network resnet32 (--network chooses another)\n")
+    assert "choose" not in call("train", "--dataset", "tail?size=8", "--batch-size", 8, *network, *augmentation)
+    assert [(spec.network, spec.augmentation) for spec, _ in asked] == [
+        ("mlp", "crop_flip"),
+        ("resnet32", "none"),
+        ("mlp", "none"),
+    ]
+
+
+def test_a_folder_is_trained_as_compare_would(call, asked, pictures, monkeypatch):
+    """The plain run of a comparison has the name of the same run by itself."""
+    compared = []
+    monkeypatch.setattr("maxsep.cli.compare._compare", lambda context, specs, *rest, **more: compared.extend(specs))
+    call("compare", "tail", "--size", 8, "--seeds", 1, "--radius", 1, "--epochs", 30, "--device", "cpu")
+    for head in ("plain", "maxsep"):
+        call("train", "--dataset", "tail?size=8", "--head", head, "--epochs", 30, "--device", "cpu")
+    names = {spec.head: spec.name for spec in compared}
+    assert [spec.name for spec, _ in asked] == [names["plain"], names["maxsep"]]
+
+
+@pytest.mark.parametrize("dataset", ["digits", "cifar10"])
+def test_what_is_no_folder_has_the_network_and_the_augmentation_of_a_spec(call, asked, tmp_path, dataset):
+    call("train", "--dataset", dataset, "--runs", tmp_path)
+    ((spec, _),) = asked
+    assert (spec.network, spec.augmentation) == (RunSpec().network, RunSpec().augmentation) == ("mlp", "none")
 
 
 @pytest.mark.parametrize(("held", "images"), [([], 16), (["--calibration", 0.3], 12), (["--validation", 0.05], 14)])

@@ -17,7 +17,9 @@ Given = Mapping[str, Any]
 
 
 def first_stage(given: Given, data: Path | None = None) -> RunSpec:
-    """Build the spec of a run that starts from nothing; a folder without a batch size gets the one of `compare`.
+    """Build the spec of a run that starts from nothing.
+
+    A folder for which no network, augmentation or batch size is given gets that of `compare`.
 
     Args:
         given: All options.
@@ -27,11 +29,14 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     (('tau', 2.0),)
     """
     from maxsep.lab.data import FOLDER
-    from maxsep.lab.recipes.own_data import usual_batch
+    from maxsep.lab.recipes.own_data import usual_augmentation, usual_batch, usual_network
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
-    fields["dataset"] = _named(fields["dataset"], data)
+    fields["dataset"] = dataset = _named(fields["dataset"], data)
+    if dataset.startswith(FOLDER):
+        usual = {"network": usual_network(dataset), "augmentation": usual_augmentation(dataset)}
+        fields |= {name: value for name, value in usual.items() if fields.get(name) is None}
     spec = checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
     if given.get("batch_size") is None and spec.dataset.startswith(FOLDER):
         return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
