@@ -3,10 +3,13 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from maxsep.lab.serving import open_classifier
 
 
 @pytest.fixture(scope="module")
@@ -245,3 +248,93 @@ def test_missing_outliers_are_downloaded_if_asked(run, refuse, monkeypatch, tmp_
 
 def test_bad_input_is_one_clear_line(refuse_in_one_line):
     assert "nowhere" in refuse_in_one_line("evaluate", "nowhere")
+
+
+def fill(folder, dark, light):
+    """Pictures of two classes that differ from one to the next."""
+    for name, count, base in (("dark", dark, 0), ("light", light, 150)):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (8, 8), (base + i, base + 3 * i, 90)).save(folder / name / f"{i:02d}.png")
+
+
+def of_folder(call, tmp_path, monkeypatch):
+    """A run on the folder `pictures`, whose loss goes by the training images of every class; and its export."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--loss", "logit_adjusted", "--epochs", 1, "--network", "mlp", "--device", "cpu", "--json"]
+    run = json.loads(call("train", "--dataset", "folder:pictures?size=8", *options))["run"]
+    call("export", run, "--out", "model")
+    return Path(run), Path("model")
+
+
+def change(folder):
+    """Take most of one class away, and change how bright the pictures are."""
+    for path in sorted((folder / "dark").iterdir())[4:]:
+        path.unlink()
+    Image.new("RGB", (9, 9), (255, 255, 255)).save(folder / "light" / "new.png")
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
+def test_training_images_that_changed_do_not_change_the_numbers(call, invoke, tmp_path, monkeypatch, which):
+    fill(tmp_path / "pictures" / "train", 30, 12)
+    fill(tmp_path / "pictures" / "test", 5, 5)
+    source = of_folder(call, tmp_path, monkeypatch)[which]
+    before = [invoke("evaluate", source, *more) for more in ([], ["--json"])]
+    assert "medium: 1 class with 20 to 100 training images; few: 1 with fewer than 20" in before[0].stdout
+    change(tmp_path / "pictures" / "train")
+    for more, told in zip(([], ["--json"]), before, strict=True):
+        found = invoke("evaluate", source, *more)
+        assert (found.exit_code, found.stdout, found.stderr) == (0, told.stdout, "")
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
+def test_test_images_that_are_set_aside_anew_are_warned_of(call, invoke, tmp_path, monkeypatch, which):
+    fill(tmp_path / "pictures", 30, 12)
+    source = of_folder(call, tmp_path, monkeypatch)[which]
+    assert invoke("evaluate", source).stderr == ""
+    change(tmp_path / "pictures")
+    found = invoke("evaluate", source)
+    assert "medium: 1 class with 20 to 100 training images; few: 1 with fewer than 20" in found.stdout, "as it was"
+    assert found.stderr == (
+        f"maxsep: the images of folder:pictures?size=8 have changed since {source} was trained, and with them the test "
+        "images, which are set aside anew: some may be among those it was trained on, and flatter every number.\n"
+    )
+
+
+def test_mahalanobis_on_training_images_that_changed_is_warned_of(call, invoke, pictures, tmp_path, monkeypatch):
+    fill(tmp_path / "pictures" / "train", 12, 12)
+    fill(tmp_path / "pictures" / "test", 5, 5)
+    run, _ = of_folder(call, tmp_path, monkeypatch)
+    told = f"maxsep: the images of folder:pictures?size=8 have changed since {run} was trained: Mahalanobis is fitted"
+    assert told not in invoke("evaluate", run, "--ood", pictures).stderr
+    change(tmp_path / "pictures" / "train")
+    assert f"{told} on the training images as they are now.\n" in invoke("evaluate", run, "--ood", pictures).stderr
+    assert told not in invoke("evaluate", run, "--ood", pictures, "--no-mahalanobis").stderr
+
+
+def test_an_export_that_does_not_tell_its_training_images_says_so(call, invoke, exported, tmp_path, monkeypatch):
+    fill(tmp_path / "pictures" / "train", 30, 12)
+    fill(tmp_path / "pictures" / "test", 5, 5)
+    _, model = of_folder(call, tmp_path, monkeypatch)
+
+    def untold(folder, device):
+        return replace(open_classifier(folder, device), class_counts=(), files=None)
+
+    monkeypatch.setattr("maxsep.lab.serving.open_classifier", untold)
+    change(tmp_path / "pictures" / "train")
+    found = invoke("evaluate", model)
+    assert "(few: 2 classes with fewer than 20 training images)" in found.stdout, "those of now"
+    assert found.stderr == (
+        "maxsep: model does not say how many training images every class had: the loss, if it goes by them, and the "
+        "groups of classes take those of folder:pictures?size=8 as it is now. Export anew.\n"
+    )
+    assert invoke("evaluate", exported).stderr == "", "a known dataset does not change"
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
+def test_other_classes_are_refused(call, refuse, tmp_path, monkeypatch, which):
+    fill(tmp_path / "pictures", 6, 6)
+    source = of_folder(call, tmp_path, monkeypatch)[which]
+    (tmp_path / "pictures" / "light").rename(tmp_path / "pictures" / "bright")
+    told = refuse("evaluate", source)
+    assert f"folder:pictures?size=8 has other classes than {source}: bright, dark, not dark, light. " in told

@@ -76,10 +76,86 @@ def pictures(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dataset", ["tail?size=8", "folder:tail?size=8", "./tail/?size=8"])
 def test_a_folder_is_trained_in_small_batches_which_are_told_first(call, pictures, dataset):
     told = call("train", "--dataset", dataset, "--epochs", 1, "--device", "cpu")
-    first = "folder:tail?size=8: 16 training images, batches of 16 (--batch-size names another size)"
+    first = (
+        "folder:tail?size=8: 16 training images, batches of 16, network resnet32, augmentation crop_flip "
+        "(--batch-size, --network, --augmentation choose others)"
+    )
     assert told.splitlines()[0] == first
     (path,) = pictures.parent.glob("runs/*/spec.json")
-    assert json.loads(path.read_text())["batch_size"] == 16
+    spec = json.loads(path.read_text())
+    assert (spec["batch_size"], spec["network"], spec["augmentation"]) == (16, "resnet32", "crop_flip")
+
+
+def test_what_was_typed_for_a_folder_is_not_told(call, asked, pictures):
+    network, augmentation = ["--network", "mlp"], ["--augmentation", "none"]
+    told = call("train", "--dataset", "tail?size=8", *network)
+    chosen = "batches of 16, augmentation crop_flip (--batch-size, --augmentation choose others)"
+    assert told.startswith(f"folder:tail?size=8: 16 training images, {chosen}\n")
+    told = call("train", "--dataset", "tail?size=8", "--batch-size", 8, *augmentation)
+    assert told.startswith("folder:tail?size=8: 16 training images, network resnet32 (--network chooses another)\n")
+    assert "choose" not in call("train", "--dataset", "tail?size=8", "--batch-size", 8, *network, *augmentation)
+    assert [(spec.network, spec.augmentation) for spec, _ in asked] == [
+        ("mlp", "crop_flip"),
+        ("resnet32", "none"),
+        ("mlp", "none"),
+    ]
+
+
+def test_a_folder_is_trained_as_compare_would(call, asked, pictures, monkeypatch):
+    """The plain run of a comparison has the name of the same run by itself."""
+    compared = []
+    monkeypatch.setattr("maxsep.cli.compare._compare", lambda context, specs, *rest, **more: compared.extend(specs))
+    call("compare", "tail", "--size", 8, "--seeds", 1, "--radius", 1, "--epochs", 30, "--device", "cpu")
+    for head in ("plain", "maxsep"):
+        call("train", "--dataset", "tail?size=8", "--head", head, "--epochs", 30, "--device", "cpu")
+    names = {spec.head: spec.name for spec in compared}
+    assert [spec.name for spec, _ in asked] == [names["plain"], names["maxsep"]]
+
+
+@pytest.mark.parametrize("dataset", ["digits", "cifar10"])
+def test_what_is_no_folder_has_the_network_and_the_augmentation_of_a_spec(call, asked, tmp_path, dataset):
+    call("train", "--dataset", dataset, "--runs", tmp_path)
+    ((spec, _),) = asked
+    assert (spec.network, spec.augmentation) == (RunSpec().network, RunSpec().augmentation) == ("mlp", "none")
+
+
+@pytest.mark.parametrize(("held", "images"), [([], 16), (["--calibration", 0.3], 12), (["--validation", 0.05], 14)])
+def test_the_images_that_are_told_first_are_those_of_the_end(call, pictures, held, images):
+    """What is held out of every class is rounded: 30 % of twice 8 images are twice 2, and 5 % are twice 1."""
+    told = call("train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp", *held)
+    assert f"tail?size=8: {images} training images, " in told
+    assert f"; {images} training and " in told
+
+
+@pytest.mark.parametrize("change", ["gone", "another name", "another size"])
+def test_a_finished_run_of_other_pictures_is_not_told_again(call, refuse, pictures, change):
+    arguments = ["train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp"]
+    call(*arguments)
+    (folder,) = Path("runs").iterdir()
+    (pictures / "readme.txt").write_text("no picture")
+    assert "this run was finished before; nothing was trained" in call(*arguments)
+    old = pictures / "dark" / "0.png"
+    if change == "another size":
+        Image.new("RGB", (64, 64), (7, 90, 11)).save(old)
+    else:
+        old.rename(old.with_name("10.png") if change == "another name" else pictures.parent / "away.png")
+    told = (
+        f"maxsep: the images of folder:tail?size=8 have changed since {folder} was trained: files of other names or "
+        f"sizes. Train anew with another --runs, or remove {folder}.\n"
+    )
+    assert refuse(*arguments) == refuse(*arguments, "--json") == told
+    assert "this run was finished before" not in call(*arguments, "--runs", "others")
+
+
+def test_a_record_that_says_nothing_of_its_files_is_told_again(call, pictures):
+    arguments = ["train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp"]
+    call(*arguments)
+    (path,) = Path("runs").glob("*/result.json")
+    record = json.loads(path.read_text())
+    del record["metrics"]["files"]
+    path.write_text(json.dumps(record))
+    (pictures / "dark" / "0.png").rename(pictures / "dark" / "10.png")
+    assert "this run was finished before; nothing was trained" in call(*arguments)
 
 
 def test_json_is_nothing_but_json(call, pictures):

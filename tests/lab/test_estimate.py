@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from maxsep.lab.data import prepare
 from maxsep.lab.estimate import MARGIN, Estimator, num_train, write_wall
@@ -115,6 +117,14 @@ def test_a_smoke_run_says_nothing_about_a_whole_one(tmp_path):
 def test_known_counts_are_those_of_the_data(imbalance):
     spec = RunSpec(dataset="digits", imbalance=imbalance)
     assert num_train(spec) == len(prepare(spec).train)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([0.0, 0.03, 0.5]), st.sampled_from([0.0, 0.07, 0.9]), st.sampled_from([1.0, 0.02]))
+def test_images_that_are_held_out_are_counted_class_by_class(validation, calibration, imbalance):
+    spec = RunSpec(dataset="digits", imbalance=imbalance, validation=validation, calibration=calibration)
+    assert num_train(spec) == len(prepare(spec).train)
+    assert num_train(spec.replace(max_train=11)) == len(prepare(spec.replace(max_train=11)).train) == 11
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": {"epochs": 0}}'])

@@ -86,11 +86,13 @@ class _Run:
         if dataset is not None:
             raise ValueError(f"--dataset is for exports, got {dataset!r}: {folder} is a run. Leave it out.")
         self.folder = self.place = folder
+        self.changed = False
         self.spec, self.data, self.device = self.result.spec, data, device
         self.classes, self.shape = self.result.preprocessing["classes"], self.result.preprocessing["shape"]
 
     def evaluate(self) -> tuple[dict[str, Any], list[int]]:
         """Its numbers, and how many training images every class has."""
+        from maxsep.lab.data.given import given_files
         from maxsep.lab.detection import pick_device
         from maxsep.lab.engine import evaluate
         from maxsep.lab.engine.calibration import with_rejected
@@ -98,7 +100,11 @@ class _Run:
 
         stored = self.result.metrics
         if (self.folder / "weights.safetensors").is_file():
-            return evaluate(self.folder, self.data, device=str(pick_device(self.device))), stored["class_counts"]
+            metrics = evaluate(self.folder, self.data, device=str(pick_device(self.device)))
+            self.changed = _is_changed(stored.get("files"), given_files(self.spec.dataset, self.data))
+            if self.changed:
+                _tell_of_test(self.folder, self.spec, self.spec.dataset, self.data)
+            return metrics, stored["class_counts"]
         typer.echo(
             f"{self.folder} was kept without its weights, so nothing is computed again: these are the numbers stored "
             "when it was trained.",
@@ -111,6 +117,9 @@ class _Run:
         """Score outliers. Every image counts, and inputs are left as they are."""
         from maxsep.lab.detection import Wish, detect
 
+        if mahalanobis and self.changed:
+            told = f"the images of {self.spec.dataset} have changed since {self.folder} was trained"
+            typer.echo(f"maxsep: {told}: Mahalanobis is fitted on the training images as they are now.", err=True)
         wish = Wish(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
         return detect(self.folder, wish, data_root=self.data, device=self.device, tell=tell)
 
@@ -132,7 +141,15 @@ class _Export:
         from maxsep.lab.serving import evaluate_export, export_data
 
         self.data = export_data(self.classifier, self.root, self.dataset)
-        return evaluate_export(self.classifier, self.data), self.data.train.class_counts
+        source, counts = self.classifier.source, list(self.classifier.class_counts)
+        metrics = evaluate_export(self.classifier, self.data)
+        if _is_changed(self.classifier.files, self.data.files):
+            _tell_of_test(source, self.spec, self.data.name, self.root)
+        elif not counts and self.data.files is not None:
+            told = f"{source} does not say how many training images every class had"
+            touched = "the loss, if it goes by them, and the groups of classes take those of"
+            typer.echo(f"maxsep: {told}: {touched} {self.data.name} as it is now. Export anew.", err=True)
+        return metrics, counts or self.data.train.class_counts
 
     def detect(self, outliers: tuple[str, ...], mahalanobis: bool, tell: Callable[[str], None]) -> dict[str, Any]:
         """Score outliers by their logits."""
@@ -142,6 +159,28 @@ class _Export:
             tell("Mahalanobis is left out: it needs features, and an export gives logits")
         wish = Wish(outliers=outliers, mahalanobis=False, repeats=0)
         return detect_export(self.classifier, self.data, wish, data_root=self.root, tell=tell)
+
+
+def _is_changed(then: str | None, now: str | None) -> bool:
+    """Whether the files of a folder have other names or sizes; what is not known says nothing."""
+    return len({then, now} - {None}) > 1
+
+
+def _tell_of_test(source: Path, spec: RunSpec, dataset: str, data: Path | None) -> None:
+    """Warn that the model may be tested on images it was trained on; a test split of the folder's own is safe.
+
+    Args:
+        source: The run, or the export.
+        spec: What was trained.
+        dataset: The folder as a dataset, which has changed.
+        data: The data folder.
+    """
+    from maxsep.lab.data.given import is_set_aside
+
+    if spec.validation or is_set_aside(dataset, data):
+        told = f"the images of {dataset} have changed since {source} was trained"
+        touched = "which are set aside anew: some may be among those it was trained on, and flatter every number"
+        typer.echo(f"maxsep: {told}, and with them the test images, {touched}.", err=True)
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maxsep.cli.options import words
 from maxsep.lab.spec import RATES, SHARED_BY_STAGES, Options, RunSpec, options
+
+if TYPE_CHECKING:
+    from maxsep.lab.engine import RunResult
 
 Given = Mapping[str, Any]
 """Fields of a spec by name, with `loss_options` as NAME=VALUE; None stands for what was not given."""
 
 
 def first_stage(given: Given, data: Path | None = None) -> RunSpec:
-    """Build the spec of a run that starts from nothing; a folder without a batch size gets the one of `compare`.
+    """Build the spec of a run that starts from nothing.
+
+    A folder for which no network, augmentation or batch size is given gets that of `compare`.
 
     Args:
         given: All options.
@@ -24,11 +29,14 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     (('tau', 2.0),)
     """
     from maxsep.lab.data import FOLDER
-    from maxsep.lab.recipes.own_data import usual_batch
+    from maxsep.lab.recipes.own_data import usual_augmentation, usual_batch, usual_network
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
-    fields["dataset"] = _named(fields["dataset"], data)
+    fields["dataset"] = dataset = _named(fields["dataset"], data)
+    if dataset.startswith(FOLDER):
+        usual = {"network": usual_network(dataset), "augmentation": usual_augmentation(dataset)}
+        fields |= {name: value for name, value in usual.items() if fields.get(name) is None}
     spec = checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
     if given.get("batch_size") is None and spec.dataset.startswith(FOLDER):
         return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
@@ -43,16 +51,11 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
         start: The folder of the finished run.
         data: The data folder.
     """
-    from maxsep.lab.data.given import given_files
     from maxsep.lab.engine import load_run
 
     run = load_run(start)
     first = run.spec
-    if len({run.metrics.get("files"), given_files(first.dataset, data)} - {None}) > 1:
-        raise ValueError(
-            f"the images of {first.dataset} have changed since {start} was trained: files of other names or sizes. "
-            "Train the first stage anew, with another --runs."
-        )
+    check_unchanged(run, data, "Train the first stage anew, with another --runs.")
     own = {name: value for name, value in given.items() if name not in SHARED_BY_STAGES}
     for name in given.keys() - own.keys():
         value = _named(given[name], data) if name == "dataset" else given[name]
@@ -73,6 +76,24 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
     if "schedule" in own:
         changes["schedule_options"] = ()
     return checked(first.replace(start_from=first, features_at=(), **changes))
+
+
+def check_unchanged(run: RunResult, data: Path | None, advice: str) -> None:
+    """Raise if the pictures that a run was trained and tested on have other names or sizes now.
+
+    Args:
+        run: A finished run; one of no folder, or of before such marks were kept, says nothing of its files.
+        data: The data folder.
+        advice: What to do, a sentence.
+    """
+    from maxsep.lab.data.given import given_files
+
+    dataset = run.spec.dataset
+    if len({run.metrics.get("files"), given_files(dataset, data)} - {None}) > 1:
+        raise ValueError(
+            f"the images of {dataset} have changed since {run.folder} was trained: files of other names or sizes. "
+            f"{advice}"
+        )
 
 
 def beside(start: Path, spec: RunSpec, runs: Path | None) -> Path:
@@ -131,7 +152,7 @@ def checked(spec: RunSpec) -> RunSpec:
 def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     """Count a run's training images without reading one, the files of a folder; None where that cannot be told.
 
-    Pitfall: with --validation or --calibration the count is that of their parts, which are rounded class by class.
+    Images that --validation and --calibration hold out are none of them.
 
     >>> count_images(RunSpec())
     1198

@@ -13,7 +13,7 @@ from maxsep import heads
 from maxsep.cli.jobs import was_typed
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
-from maxsep.cli.run_spec import beside, count_images, first_stage, second_stage
+from maxsep.cli.run_spec import beside, check_unchanged, count_images, first_stage, second_stage
 from maxsep.lab.spec import BACKBONES, RATES, SAMPLERS, RunSpec
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ Dataset = Annotated[
     str, typer.Option(help="digits, cifar10, cifar100, svhn, or folder:PATH?size=64 with a folder a class.")
 ]
 Network = Annotated[
-    str, typer.Option(help="mlp, convnet, resnet34, resnet32, wrn40_2, vgg32, torchvision/NAME, timm/NAME.")
+    str | None,
+    typer.Option(
+        help="mlp, convnet, resnet34, resnet32, wrn40_2, vgg32, torchvision/NAME, timm/NAME; by default "
+        f"{_DEFAULT.network}, for a folder resnet32, as in maxsep compare."
+    ),
 ]
 Loss = Annotated[
     str,
@@ -47,7 +51,13 @@ LossOption = Annotated[
         "of cross_entropy; with commas or repeated. An unknown name is answered with all that the loss has.",
     ),
 ]
-Augmentation = Annotated[str, typer.Option(help="none, crop_flip, crop_flip_rotate, crop_flip_auto_cutout, ...")]
+Augmentation = Annotated[
+    str | None,
+    typer.Option(
+        help="none, crop_flip, crop_flip_rotate, crop_flip_auto_cutout, ...; by default "
+        f"{_DEFAULT.augmentation}, for a folder crop_flip, as in maxsep compare."
+    ),
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(min=1, help=f"By default {_DEFAULT.batch_size}; for a folder 16 to 128, by the number of images."),
@@ -79,12 +89,12 @@ def command(
     context: typer.Context,
     dataset: Dataset = _DEFAULT.dataset,
     imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
-    network: Network = "mlp",
+    network: Network = None,
     head: Annotated[str, typer.Option(help=f"{', '.join(heads.names())}.")] = _DEFAULT.head,
     radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,
     loss: Loss = _DEFAULT.loss,
     loss_option: LossOption = None,
-    augmentation: Augmentation = _DEFAULT.augmentation,
+    augmentation: Augmentation = None,
     epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
     batch_size: BatchSize = None,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
@@ -121,47 +131,75 @@ def command(
     else:
         spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
         runs = beside(start, spec, runs if "runs" in typed else None)
+    there = _check_there(runs / spec.name, data)
     _announce(spec, typed, data, as_json)
     more = {"download": True} if download else {}
-    _train(spec, runs, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
+    _train(spec, runs, there, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
 
 
 def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) -> None:
     """Say what begins, where options alone do not say it, and warn of a batch that leaves an epoch a single step."""
     images = count_images(spec, data)
-    if not as_json and (told := _opening(spec, "batch_size" in typed, images)):
+    if not as_json and (told := _opening(spec, typed, images)):
         typer.echo(told)
     if images is not None and "batch_size" in typed and spec.batch_size >= images:
         told = f"the batch holds all {images:,} training images: one step an epoch. A smaller --batch-size learns more."
         warnings.warn(told, stacklevel=2)
 
 
-def _opening(spec: RunSpec, sized: bool, images: int | None) -> str:
-    """Name the size of batches that was chosen for a folder, and what a second stage takes over; or nothing.
+def _opening(spec: RunSpec, typed: set[str], images: int | None) -> str:
+    """Name what was chosen for a folder, and what a second stage takes over; or nothing.
 
     Args:
         spec: The run.
-        sized: Whether the size of batches was typed.
+        typed: The options that were.
         images: How many training images there are, if that is known.
     """
     counted = "" if images is None else f"{images:,} training images, "
-    batches = f"{counted}batches of {spec.batch_size}{'' if sized else ' (--batch-size names another size)'}"
     first = spec.start_from
     if first is None:
-        return "" if sized or images is None or not spec.dataset.startswith("folder:") else f"{spec.dataset}: {batches}"
+        chosen = _chosen(spec, typed) if images is not None and spec.dataset.startswith("folder:") else ""
+        return f"{spec.dataset}: {counted}{chosen}" if chosen else ""
+    sized = "" if "batch_size" in typed else " (--batch-size names another size)"
     epochs = f"{spec.epochs} epoch{'' if spec.epochs == 1 else 's'} of {spec.optimiser} at {spec.learning_rate:g}"
     return (
-        f"stage {spec.stage}, from the weights of {first.name}: {epochs}, {batches}; what is not given is as it was "
-        "there"
+        f"stage {spec.stage}, from the weights of {first.name}: {epochs}, {counted}batches of {spec.batch_size}{sized}"
+        "; what is not given is as it was there"
     )
 
 
-def _train(spec: RunSpec, runs: Path, as_json: bool, **settings: Any) -> None:
+def _chosen(spec: RunSpec, typed: set[str]) -> str:
+    """Name what a folder was given because nobody did, and the options that change it; or nothing.
+
+    >>> _chosen(RunSpec(batch_size=16, network="resnet32"), {"augmentation"})
+    'batches of 16, network resnet32 (--batch-size, --network choose others)'
+    """
+    told = {
+        "batch_size": f"batches of {spec.batch_size}",
+        "network": f"network {spec.network}",
+        "augmentation": f"augmentation {spec.augmentation}",
+    }
+    left = [name for name in told if name not in typed]
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in left)
+    choose = "chooses another" if len(left) == 1 else "choose others"
+    return f"{', '.join(told[name] for name in left)} ({options} {choose})" if left else ""
+
+
+def _check_there(folder: Path, data: Path | None) -> bool:
+    """Whether a run is finished; raise if it is, and is one of other pictures than those that lie there now."""
+    from maxsep.lab import grid
+    from maxsep.lab.engine import load_run
+
+    if there := grid.is_finished(folder):
+        check_unchanged(load_run(folder), data, f"Train anew with another --runs, or remove {folder}.")
+    return there
+
+
+def _train(spec: RunSpec, runs: Path, there: bool, as_json: bool, **settings: Any) -> None:
     """Train a run unless it is there, and tell what came of it."""
     from maxsep.lab import grid
     from maxsep.lab.engine import load_run, train
 
-    there = grid.is_finished(runs / spec.name)
     folder = grid.attempt(train, spec, runs=runs, progress=not as_json, **settings)
     _tell(load_run(folder), there, as_json)
 

@@ -12,6 +12,7 @@ from typing import Any
 from maxsep.lab.data.given import given_counts
 from maxsep.lab.data.long_tail import long_tail_counts
 from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.data.split import held_counts
 from maxsep.lab.spec import Execution, RunSpec
 
 MARGIN = 1.1
@@ -158,8 +159,10 @@ def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
     """
     have = class_sizes(spec.dataset) if sizes is None else sizes
     want = long_tail_counts(max(have), len(have), spec.imbalance)
-    count = round(sum(map(min, have, want)) * (1 - spec.validation) * (1 - spec.calibration))
-    return max(1, count if spec.max_train is None else min(count, spec.max_train))
+    kept = list(map(min, have, want))
+    for fraction in (spec.validation, spec.calibration):  # cut class by class, one after the other, as `prepare` does
+        kept = [n - held for n, held in zip(kept, held_counts(kept, fraction), strict=True)] if fraction else kept
+    return max(1, min(sum(kept), sum(kept) if spec.max_train is None else spec.max_train))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

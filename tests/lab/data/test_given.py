@@ -5,7 +5,7 @@ from PIL import Image
 
 from maxsep.lab.data import digits, folder, load
 from maxsep.lab.data.folder import own_test, train_counts
-from maxsep.lab.data.given import describe_test, given_counts, given_files, is_folder, name_data
+from maxsep.lab.data.given import describe_test, given_counts, given_files, is_folder, is_set_aside, name_data
 
 
 def fill(folder, **sizes):
@@ -115,3 +115,11 @@ def test_a_folder_is_known_without_being_called_one(pictures, tmp_path, monkeypa
         ValueError, match=r"unknown dataset 'my'\. Known: .*\. There is a folder my: write folder:my\.$"
     ):
         load("my")
+
+
+def test_which_test_images_are_set_aside(tmp_path):
+    for path in ("own/train/a", "own/train/b", "own/test/a", "own/test/b", "flat/a", "flat/b"):
+        (tmp_path / path).mkdir(parents=True)
+    assert not is_set_aside("cifar10")
+    assert is_set_aside("folder:flat?size=8", tmp_path)
+    assert not is_set_aside("folder:own", tmp_path)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsep.lab.data import hold_out, limit
+from maxsep.lab.data.split import held_counts
 
 HELD = [4, 6, 8, 16, 17, 18]
 LIMITED = [4, 6, 8, 16, 18]
@@ -24,6 +25,8 @@ def test_hold_out_splits_every_class(labels, fraction, seed):
         assert out < total, "a class keeps a training image"
         assert out >= (1 if total > 1 else 0)
         assert abs(out - fraction * total) <= 1
+    counts = torch.bincount(labels)
+    assert held_counts(counts.tolist(), fraction) == torch.bincount(labels[held], minlength=len(counts)).tolist()
     again = hold_out(labels, fraction, seed)
     assert torch.equal(kept, again[0])
 

@@ -4,7 +4,9 @@ import shutil
 import pytest
 import torch
 
+from maxsep.lab.data import prepare
 from maxsep.lab.engine import evaluate, load_model, load_run, train
+from maxsep.lab.engine.runs import check_classes
 from maxsep.lab.spec import Execution, RunSpec
 
 SPEC = RunSpec(epochs=2, head="maxsep", radius=0.5, max_train=400, max_test=150)
@@ -68,3 +70,45 @@ def test_a_run_with_ldam_is_calibrated_and_says_by_which_scale(tmp_path):
     again = evaluate(folder)
     assert (again["ece"], again["softmax_scale"]) == (pytest.approx(told["ece"], abs=1e-5), 30.0)
     assert load_run(folder).history[-1]["ece"] == told["ece"]
+
+
+def test_what_belongs_to_the_weights_is_what_the_run_recorded(folder, tmp_path):
+    """Mean, std and the counts of classes of a changed record show, whatever the data say."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    record = json.loads((copy / "result.json").read_text())
+    record["preprocessing"]["mean"] = [0.9]
+    (copy / "result.json").write_text(json.dumps(record))
+    assert evaluate(copy)["loss"] != pytest.approx(evaluate(folder)["loss"], abs=1e-3)
+    record["preprocessing"]["mean"] = load_run(folder).preprocessing["mean"]
+    record["spec"]["loss"] = "logit_adjusted"
+    record["metrics"]["class_counts"] = [1] * 10
+    (copy / "result.json").write_text(json.dumps(record))
+    assert evaluate(copy)["loss"] == pytest.approx(evaluate(folder)["loss"]), "equal classes: cross-entropy"
+    record["metrics"]["class_counts"] = [1000] + [1] * 9
+    (copy / "result.json").write_text(json.dumps(record))
+    assert evaluate(copy)["loss"] != pytest.approx(evaluate(folder)["loss"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"classes": [f"digit {i}" for i in range(10)]},
+            r"digits has other classes than .*copy: 0, 1, 2, 3, 4, \.\.\., ",
+        ),
+        (
+            {"classes": ["1", "0", *map(str, range(2, 10))]},
+            r"not 1, 0, 2, 3, 4, \.\.\.\. Evaluate it on the data that it",
+        ),
+        ({"shape": [1, 9, 9]}, r"digits has other images than .*copy: 1 x 8 x 8, not 1 x 9 x 9\. Evaluate"),
+    ],
+)
+def test_data_of_other_classes_or_images_are_refused(folder, tmp_path, changed, told):
+    run = load_run(folder)
+    expected = run.preprocessing | changed
+    with pytest.raises(ValueError, match=told):
+        check_classes(
+            prepare(SPEC), expected["classes"], expected["shape"], tmp_path / "copy",
+            "Evaluate it on the data that it was trained on.",
+        )  # fmt: skip
+    check_classes(prepare(SPEC), run.preprocessing["classes"], run.preprocessing["shape"], folder, "")

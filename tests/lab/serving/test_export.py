@@ -30,7 +30,10 @@ def test_labels_preprocessing_and_threshold_travel_with_the_model(run, exported,
         "std": result.preprocessing["std"],
     }
     assert told["threshold"] == result.unknown["thresholds"]["max_logit"]
-    assert told["extra"] == {"spec": result.spec.to_dict(), "unknown": result.unknown, "softmax_scale": 1.0}
+    assert told["extra"] == {
+        "spec": result.spec.to_dict(), "unknown": result.unknown, "softmax_scale": 1.0, "files": None,
+        "class_counts": result.metrics["class_counts"],
+    }  # fmt: skip
     assert told["maxsep_version"] == maxsep.__version__
     assert told["torch_version"] == torch.__version__
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsep.lab.engine import evaluate, train
+from maxsep.lab.engine import evaluate, load_run, train
 from maxsep.lab.serving import evaluate_export, export, export_data, is_export, open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -95,3 +95,24 @@ def test_batches_do_not_show(exported, monkeypatch):
     seen = replace(classifier, forward=lambda x: rows.append(len(x)) or classifier.forward(x))
     assert evaluate_export(seen, data)["loss"] == pytest.approx(whole["loss"], abs=1e-5)
     assert torch.tensor(rows).max() == 7
+
+
+def test_a_loss_goes_by_the_images_that_were_trained_on(ldam):
+    """Not by those that are there now; an export that does not tell them has no others."""
+    run, exported = ldam
+    adjusted = RunSpec(head="cosine", loss="logit_adjusted")
+    classifier = replace(open_classifier(exported["safetensors"], "cpu"), spec=adjusted)
+    data = export_data(classifier)
+    assert classifier.class_counts == tuple(load_run(run).metrics["class_counts"])
+    fewer = replace(data, train=data.train.subset((data.train.labels > 4) | (torch.arange(len(data.train)) % 3 == 0)))
+    loss = evaluate_export(classifier, data)["loss"]
+    assert evaluate_export(classifier, fewer)["loss"] == loss
+    untold = replace(classifier, class_counts=())
+    assert evaluate_export(untold, fewer)["loss"] != pytest.approx(loss, abs=1e-3)
+
+
+def test_what_is_known_of_the_files_is_passed_on(of_pictures, exported):
+    classifier, moved, _ = of_pictures
+    assert classifier.files is not None
+    assert classifier.files == export_data(classifier, dataset=str(moved)).files
+    assert open_classifier(exported["onnx"], "cpu").files is None

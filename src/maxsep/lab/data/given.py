@@ -69,6 +69,15 @@ def describe_test(dataset: str) -> str:
     return "a fifth of every class, set aside by a fixed seed" if own is None else f"those of {own}"
 
 
+def is_set_aside(dataset: str, root: str | Path | None = None) -> bool:
+    """Whether the test images are a part of a folder's own, which is drawn anew where pictures come or go.
+
+    >>> is_set_aside("digits")
+    False
+    """
+    return dataset.startswith(FOLDER) and _of_folder(dataset, own_test, root) is None
+
+
 def given_counts(dataset: str) -> list[int] | None:
     """Count the training images of every class of a folder by its files; None for what is no folder of pictures.
 

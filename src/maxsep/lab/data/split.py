@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,11 +29,19 @@ def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Te
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction!r}. 0.1 holds out a tenth.")
     counts = torch.bincount(labels.cpu()).tolist()
-    take = [min(max(1, round(fraction * n)), n - 1) if n else 0 for n in counts]
-    held = _choose(labels, take, seed)
+    held = _choose(labels, held_counts(counts, fraction), seed)
     mask = torch.ones(len(labels), dtype=torch.bool)
     mask[held] = False
     return mask.nonzero()[:, 0], held
+
+
+def held_counts(counts: Sequence[int], fraction: float) -> list[int]:
+    """Say how many images of every class `hold_out` holds out.
+
+    >>> held_counts([40, 5, 1, 0], 0.1)
+    [4, 1, 0, 0]
+    """
+    return [min(max(1, round(fraction * n)), n - 1) if n else 0 for n in counts]
 
 
 def limit(labels: Tensor, count: int, seed: int = 0) -> Tensor:

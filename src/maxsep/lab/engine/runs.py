@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from maxsep.analysis import angular_fisher_score
-from maxsep.lab.data import normalisation, prepare
+from maxsep.lab.data import Data, prepare
 from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import last_loss
@@ -104,6 +105,9 @@ def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
 def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device: str = "cpu") -> dict[str, Any]:
     """Evaluate a finished run's weights on its test data again, in full precision.
 
+    What belongs to the weights, the normalisation and the training images of every class that the loss may go by, is
+    what the run has recorded: a folder's training images may have changed since.
+
     Args:
         folder: The run's folder.
         data_root: Folder of the datasets; by default $MAXSEP_DATA.
@@ -113,14 +117,39 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
         `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `angular_fisher`; and `unknown`: the
         run's thresholds with the part of the test images that each of them rejects, None for a run without thresholds.
     """
+    run = load_run(folder)
     network, spec = load_model(folder)
     data = prepare(spec, data_root)
-    mean, std = normalisation(spec.normalisation, data)
+    told = run.preprocessing
+    check_classes(data, told["classes"], told["shape"], folder, "Evaluate it on the data that it was trained on.")
+    mean, std = torch.tensor(told["mean"]), torch.tensor(told["std"])
     pipeline = Pipeline(network.float(), mean, std).to(device)
     outputs = predict(pipeline, data.test.to(device))
-    loss = last_loss(spec, data.train.class_counts)
+    loss = last_loss(spec, run.metrics["class_counts"])
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
     metrics = measure(outputs, loss, spec.softmax_scale)
     metrics["angular_fisher"] = angular_fisher_score(outputs.features, outputs.labels)
-    return metrics | {"unknown": with_rejected(load_run(folder).unknown, outputs.logits)}
+    return metrics | {"unknown": with_rejected(run.unknown, outputs.logits)}
+
+
+def check_classes(data: Data, classes: Sequence[str], shape: Sequence[int], source: str | Path, advice: str) -> None:
+    """Raise if data have other classes, or images of another shape, than a model was trained on.
+
+    Args:
+        data: What the model is to be tested on.
+        classes: The model's, in the order of its logits.
+        shape: (channels, height, width) of its images.
+        source: Where the model lies.
+        advice: What to do, a sentence.
+    """
+    for what, ours, theirs in (("classes", classes, data.test.classes), ("images", shape, data.test.shape)):
+        if list(ours) != list(theirs):
+            told, wanted = (
+                _few(items) if what == "classes" else " x ".join(map(str, items)) for items in (theirs, ours)
+            )
+            raise ValueError(f"{data.name} has other {what} than {source}: {told}, not {wanted}. {advice}")
+
+
+def _few(names: Sequence[Any]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

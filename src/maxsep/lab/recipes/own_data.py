@@ -36,6 +36,24 @@ def usual_batch(num_train: int) -> int:
     return next((size for size in (128, 64, 32) if num_train >= size * _STEPS), 16)
 
 
+def usual_network(dataset: str) -> str:
+    """Choose the network of a comparison that names none: `mlp` for the digits, `resnet32` for everything else.
+
+    >>> usual_network("digits"), usual_network("folder:photos")
+    ('mlp', 'resnet32')
+    """
+    return "mlp" if dataset == "digits" else "resnet32"
+
+
+def usual_augmentation(dataset: str) -> str:
+    """Choose the augmentation of a comparison that names none: `crop_flip`, for digits and house numbers `none`.
+
+    >>> usual_augmentation("svhn"), usual_augmentation("folder:photos")
+    ('none', 'crop_flip')
+    """
+    return "none" if dataset in _UPRIGHT else "crop_flip"
+
+
 def own_data(
     dataset: str,
     *,
@@ -58,7 +76,7 @@ def own_data(
 
     Args:
         dataset: As `load` reads it, such as `digits` or `folder:PATH`.
-        network: By default `mlp` for the digits, `resnet32` for everything else.
+        network: By default `usual_network`.
         epochs: Of every run.
         seeds: How many, from 0.
         radii: Of the matrix and its controls, by default `RADII`; a radius that is named twice is run once.
@@ -66,7 +84,7 @@ def own_data(
         loss_options: Of `ldam`, such as `reweight_from`: the epoch, counted from 0, from which rare classes weigh more.
         optimiser: `sgd` or `adamw`.
         learning_rate: By default that of `RATES`.
-        augmentation: By default `crop_flip`, for digits and house numbers `none`.
+        augmentation: By default `usual_augmentation`.
         batch_size: Images of a training step.
         imbalance: Cuts a long tail into the training data; 1 leaves them as they are.
 
@@ -80,10 +98,10 @@ def own_data(
     if learning_rate is not None and not 0 < learning_rate < math.inf:
         raise ValueError(f"the learning rate must be a positive finite number, got {learning_rate:g}.")
     setting = RunSpec(
-        dataset=dataset, network=network or ("mlp" if dataset == "digits" else "resnet32"), head="plain",
+        dataset=dataset, network=network or usual_network(dataset), head="plain",
         epochs=epochs, batch_size=batch_size, imbalance=imbalance, optimiser=optimiser,
         learning_rate=RATES.get(optimiser, RATES["sgd"]) if learning_rate is None else learning_rate,
-        augmentation=augmentation or ("none" if dataset in _UPRIGHT else "crop_flip"),
+        augmentation=augmentation or usual_augmentation(dataset),
     )  # fmt: skip
     check_names(setting)
     arms = _arms(losses, RADII if radii is None else radii, loss_options)

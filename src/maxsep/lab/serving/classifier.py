@@ -37,6 +37,8 @@ class Classifier:
         unknown: The thresholds of the run, as `calibration.calibrate` gives them, or None.
         forward: Maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
         spec: What was trained.
+        class_counts: Its training images of every class; empty for an export that does not tell them.
+        files: `Data.files` of its images, if that is known.
     """
 
     source: Path
@@ -47,6 +49,8 @@ class Classifier:
     unknown: dict[str, Any] | None
     forward: Callable[[Tensor], Tensor]
     spec: RunSpec
+    class_counts: tuple[int, ...] = ()
+    files: str | None = None
 
     def logits(self, images: Tensor) -> Tensor:
         """Map uint8 images (B, C, H, W) to logits (B, classes), float32, on the CPU."""
@@ -115,26 +119,25 @@ def _from_run(folder: Path, device: str) -> Classifier:
         )
     network, _ = load_model(folder)
     told = run.preprocessing
-    return _classifier(folder, tuple(told["classes"]), told, run.unknown, _in_torch(fold(network), device), run.spec)
+    extra = run.metrics | {"unknown": run.unknown, "spec": run.spec.to_dict()}
+    return _classifier(folder, told["classes"], told, extra, _in_torch(fold(network), device))
 
 
 def _from_safetensors(folder: Path, device: str) -> Classifier:
     description = read_description(folder, WEIGHTS)
-    spec = RunSpec.from_dict(description["extra"]["spec"])
-    told, labels = description["preprocessing"], tuple(description["labels"])
+    told, labels, extra = description["preprocessing"], description["labels"], description["extra"]
     channels, height, width = told["shape"]
     with torch.random.fork_rng(devices=[]):
-        network = build_model(spec, (channels, height, width), len(labels))
+        network = build_model(RunSpec.from_dict(extra["spec"]), (channels, height, width), len(labels))
     plain = fold(network)
     load(folder, plain)
-    return _classifier(folder, labels, told, description["extra"]["unknown"], _in_torch(plain, device), spec)
+    return _classifier(folder, labels, told, extra, _in_torch(plain, device))
 
 
 def _from_onnx(folder: Path) -> Classifier:
     description = read_description(folder, ONNX)
-    told, labels, extra = description["preprocessing"], tuple(description["labels"]), description["extra"]
     session = open_onnx(folder / ONNX)
-    return _classifier(folder, labels, told, extra["unknown"], session, RunSpec.from_dict(extra["spec"]))
+    return _classifier(folder, description["labels"], description["preprocessing"], description["extra"], session)
 
 
 def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
@@ -161,15 +164,17 @@ def read_description(folder: Path, model: str) -> dict[str, Any]:
 
 def _classifier(
     folder: Path,
-    labels: tuple[str, ...],
+    labels: list[str],
     told: dict[str, Any],
-    unknown: dict[str, Any] | None,
+    extra: dict[str, Any],
     forward: Callable[[Tensor], Tensor],
-    spec: RunSpec,
 ) -> Classifier:
+    """Put a classifier together from what its folder tells: of images, and, under `extra`, of its training."""
     channels, height, width = told["shape"]
     mean, std = torch.tensor(told["mean"]), torch.tensor(told["std"])
-    return Classifier(folder, labels, (channels, height, width), mean, std, unknown, forward, spec)
+    spec, counts = RunSpec.from_dict(extra["spec"]), tuple(extra.get("class_counts") or ())
+    shape, files = (channels, height, width), extra.get("files")
+    return Classifier(folder, tuple(labels), shape, mean, std, extra["unknown"], forward, spec, counts, files)
 
 
 def _in_torch(model: nn.Module, device: str) -> Callable[[Tensor], Tensor]:

@@ -28,9 +28,10 @@ TOLERANCE = 1e-5
 def export(run: str | Path, out: str | Path, format: str = "safetensors") -> Path:
     """Fold a finished run's head and write the plain model with all that is needed to use it.
 
-    `maxsep.json` holds the labels, the preprocessing (size, mean, std), the threshold of the run, its other thresholds
-    and its spec. The model takes normalised images and gives logits; probabilities are softmax(softmax_scale * logits)
-    with the number in `extra`, which is 1 for every loss but `ldam`. The folder appears as a whole or not at all.
+    `maxsep.json` holds the labels, the preprocessing (size, mean, std), the threshold of the run, its other thresholds,
+    its spec, its training images of every class and, for a folder of pictures, the mark of their names and sizes. The
+    model takes normalised images and gives logits; probabilities are softmax(softmax_scale * logits) with the number in
+    `extra`, which is 1 for every loss but `ldam`. The folder appears as a whole or not at all.
 
     Args:
         run: The run's folder.
@@ -86,7 +87,13 @@ def _described(run: RunResult) -> dict[str, Any]:
         "labels": told["classes"],
         "preprocessing": preprocessing,
         "threshold": None if unknown is None else unknown["thresholds"][unknown["score"]],
-        "extra": {"spec": run.spec.to_dict(), "unknown": unknown, "softmax_scale": run.spec.softmax_scale},
+        "extra": {
+            "spec": run.spec.to_dict(),
+            "unknown": unknown,
+            "softmax_scale": run.spec.softmax_scale,
+            "class_counts": run.metrics["class_counts"],
+            "files": run.metrics.get("files"),
+        },
     }
 
 

@@ -11,6 +11,7 @@ from maxsep.lab.data import FOLDER, NAMES, Data, name_data, prepare
 from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import BATCH, Outputs, measure
 from maxsep.lab.engine.losses import last_loss
+from maxsep.lab.engine.runs import check_classes
 from maxsep.lab.serving.classifier import Classifier
 
 
@@ -39,30 +40,21 @@ def export_data(classifier: Classifier, root: str | Path | None = None, dataset:
             f"{classifier.source} was trained on {spec.dataset}, and its numbers are those of the test images there: "
             f"{error} Say with --dataset where it is now."
         ) from error
-    ours, theirs = (classifier.labels, classifier.shape), (data.test.classes, tuple(data.test.shape))
-    if ours != theirs:
-        what = "classes" if ours[0] != theirs[0] else "images"
-        raise ValueError(
-            f"{spec.dataset} has other {what} than {classifier.source}: {_few(theirs, what)}, not {_few(ours, what)}. "
-            "Name the data that the model was trained on with --dataset."
-        )
+    advice = "Name the data that the model was trained on with --dataset."
+    check_classes(data, classifier.labels, classifier.shape, classifier.source, advice)
     return data
 
 
 def evaluate_export(classifier: Classifier, data: Data) -> dict[str, Any]:
     """Evaluate an exported model on the test images of its data, as `evaluate` does a run, without its features.
 
+    A loss that goes by the training images of every class takes those that the export tells; one of before they were
+    told takes those of `data`.
+
     Returns:
         `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `unknown`.
     """
     logits = torch.cat([classifier.logits(batch) for batch in torch.split(data.test.images, BATCH)])
-    loss = last_loss(classifier.spec, data.train.class_counts)
+    loss = last_loss(classifier.spec, classifier.class_counts or data.train.class_counts)
     metrics = measure(Outputs(logits, logits, data.test.labels), loss, classifier.spec.softmax_scale)
     return metrics | {"unknown": with_rejected(classifier.unknown, logits)}
-
-
-def _few(told: tuple[tuple[str, ...], tuple[int, ...]], what: str) -> str:
-    classes, shape = told
-    if what == "images":
-        return " x ".join(map(str, shape))
-    return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
