@@ -92,7 +92,7 @@ class _Run:
 
     def evaluate(self) -> tuple[dict[str, Any], list[int]]:
         """Its numbers, and how many training images every class has."""
-        from maxsep.lab.data.given import given_files
+        from maxsep.lab.data.given import files_differ, given_files
         from maxsep.lab.detection import pick_device
         from maxsep.lab.engine import evaluate
         from maxsep.lab.engine.calibration import with_rejected
@@ -101,7 +101,7 @@ class _Run:
         stored = self.result.metrics
         if (self.folder / "weights.safetensors").is_file():
             metrics = evaluate(self.folder, self.data, device=str(pick_device(self.device)))
-            self.changed = _is_changed(stored.get("files"), given_files(self.spec.dataset, self.data))
+            self.changed = files_differ(stored.get("files"), given_files(self.spec.dataset, self.data))
             if self.changed:
                 _tell_of_test(self.folder, self.spec, self.spec.dataset, self.data)
             return metrics, stored["class_counts"]
@@ -138,12 +138,13 @@ class _Export:
 
     def evaluate(self) -> tuple[dict[str, Any], list[int]]:
         """Its numbers, and how many training images every class has."""
+        from maxsep.lab.data.given import files_differ
         from maxsep.lab.serving import evaluate_export, export_data
 
         self.data = export_data(self.classifier, self.root, self.dataset)
         source, counts = self.classifier.source, list(self.classifier.class_counts)
         metrics = evaluate_export(self.classifier, self.data)
-        if _is_changed(self.classifier.files, self.data.files):
+        if files_differ(self.classifier.files, self.data.files):
             _tell_of_test(source, self.spec, self.data.name, self.root)
         elif not counts and self.data.files is not None:
             told = f"{source} does not say how many training images every class had"
@@ -159,11 +160,6 @@ class _Export:
             tell("Mahalanobis is left out: it needs features, and an export gives logits")
         wish = Wish(outliers=outliers, mahalanobis=False, repeats=0)
         return detect_export(self.classifier, self.data, wish, data_root=self.root, tell=tell)
-
-
-def _is_changed(then: str | None, now: str | None) -> bool:
-    """Whether the files of a folder have other names or sizes; what is not known says nothing."""
-    return len({then, now} - {None}) > 1
 
 
 def _tell_of_test(source: Path, spec: RunSpec, dataset: str, data: Path | None) -> None:

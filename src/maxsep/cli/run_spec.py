@@ -86,10 +86,10 @@ def check_unchanged(run: RunResult, data: Path | None, advice: str) -> None:
         data: The data folder.
         advice: What to do, a sentence.
     """
-    from maxsep.lab.data.given import given_files
+    from maxsep.lab.data.given import files_differ, given_files
 
     dataset = run.spec.dataset
-    if len({run.metrics.get("files"), given_files(dataset, data)} - {None}) > 1:
+    if files_differ(run.metrics.get("files"), given_files(dataset, data)):
         raise ValueError(
             f"the images of {dataset} have changed since {run.folder} was trained: files of other names or sizes. "
             f"{advice}"

@@ -5,7 +5,15 @@ from PIL import Image
 
 from maxsep.lab.data import digits, folder, load
 from maxsep.lab.data.folder import own_test, train_counts
-from maxsep.lab.data.given import describe_test, given_counts, given_files, is_folder, is_set_aside, name_data
+from maxsep.lab.data.given import (
+    describe_test,
+    files_differ,
+    given_counts,
+    given_files,
+    is_folder,
+    is_set_aside,
+    name_data,
+)
 
 
 def fill(folder, **sizes):
@@ -123,3 +131,9 @@ def test_which_test_images_are_set_aside(tmp_path):
     assert not is_set_aside("cifar10")
     assert is_set_aside("folder:flat?size=8", tmp_path)
     assert not is_set_aside("folder:own", tmp_path)
+
+
+def test_files_that_are_not_known_differ_from_none():
+    assert not files_differ()
+    assert not files_differ(None, "a", None)
+    assert files_differ("a", None, "b")

@@ -95,6 +95,15 @@ def given_files(dataset: str, root: str | Path | None = None) -> str | None:
     return _of_folder(dataset, files_mark, root)
 
 
+def files_differ(*marks: str | None) -> bool:
+    """Say whether marks such as `given_files` are of different files; what is not known says nothing.
+
+    >>> files_differ("a", "a", None), files_differ("a", "b")
+    (False, True)
+    """
+    return len({*marks} - {None}) > 1
+
+
 def _of_folder(dataset: str, ask: Callable[[Path], _T], root: str | Path | None = None) -> _T | None:
     if not dataset.startswith(FOLDER):
         return None

@@ -95,12 +95,10 @@ def own_data(
     """
     _check_losses(losses, loss_options)
     _check_radii(radii, losses)
-    if learning_rate is not None and not 0 < learning_rate < math.inf:
-        raise ValueError(f"the learning rate must be a positive finite number, got {learning_rate:g}.")
     setting = RunSpec(
         dataset=dataset, network=network or usual_network(dataset), head="plain",
         epochs=epochs, batch_size=batch_size, imbalance=imbalance, optimiser=optimiser,
-        learning_rate=RATES.get(optimiser, RATES["sgd"]) if learning_rate is None else learning_rate,
+        learning_rate=_rate(optimiser, learning_rate),
         augmentation=augmentation or usual_augmentation(dataset),
     )  # fmt: skip
     check_names(setting)
@@ -113,6 +111,14 @@ def own_data(
         blocks=(Block(settings=(setting,), arms=tuple(arms)),),
         seeds=tuple(range(seeds)),
     )
+
+
+def _rate(optimiser: str, given: float | None) -> float:
+    if given is None:
+        return RATES.get(optimiser, RATES["sgd"])  # an unknown optimiser is refused with the other names
+    if not 0 < given < math.inf:
+        raise ValueError(f"the learning rate must be a positive finite number, got {given:g}.")
+    return given
 
 
 def _check_losses(losses: Sequence[str], loss_options: Options) -> None:

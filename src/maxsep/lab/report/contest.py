@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from maxsep.lab.data.given import files_differ
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.cautions import cautions
 from maxsep.lab.report.collect import Record
@@ -207,7 +208,7 @@ def check_data(
             f"the images of {records[0].spec.dataset} have changed since some of these runs were trained "
             f"({'; '.join(told)}). Name another folder with --runs to compare anew."
         )
-    if len({files, *(record.metrics.get("files") for record in records)} - {None}) > 1:
+    if files_differ(files, *(record.metrics.get("files") for record in records)):
         raise ValueError(
             f"the images of {records[0].spec.dataset} have changed since some of these runs were trained (as many, but "
             "files of other names or sizes). Name another folder with --runs to compare anew."
