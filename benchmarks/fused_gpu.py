@@ -114,7 +114,7 @@ def problem(name, num_classes, batch=BATCH, width=WIDTH, dtype=torch.bfloat16):
     return head, x, torch.randint(num_classes, (batch,), device="cuda")
 
 
-def check(name, loss, num_classes=10_007):
+def check(name, loss, num_classes=50_021):
     """Compare value and gradients with float64; bfloat16 products are good to a percent."""
     head, x, y = problem(name, num_classes)
     value = loss(head, x, y)
@@ -188,9 +188,9 @@ def captured(step):
     return graph
 
 
-def training_step(num_classes=10_000_000, width=128, batch=1024, dtype=torch.bfloat16, steps=5):
+def training_step(name=OURS, num_classes=10_000_000, width=128, batch=1024, dtype=torch.bfloat16, steps=5):
     """Whole steps with plain SGD in place: the loss must fall, and time and memory are told."""
-    head, x, y = problem(OURS, num_classes, batch, width, dtype)
+    head, x, y = problem(name, num_classes, batch, width, dtype)
     optimiser = torch.optim.SGD(head.parameters(), lr=100.0, foreach=False)
     torch.cuda.reset_peak_memory_stats()
     values, times = [], []
@@ -209,7 +209,7 @@ def training_step(num_classes=10_000_000, width=128, batch=1024, dtype=torch.bfl
     if not values[-1] < values[0]:
         raise ArithmeticError(f"training did not lower the loss: {values}")
     middle = statistics.median(times[1:])
-    say(f"a step at {num_classes:,} classes: {middle:.0f} ms, loss from {values[0]} to {values[-1]}")
+    say(f"{name}: a step at {num_classes:,} classes: {middle:.0f} ms, loss from {values[0]} to {values[-1]}")
     return {
         "num_classes": num_classes, "width": width, "batch": batch, "dtype": str(dtype), "losses": values,
         "ms": middle, "least": min(times[1:]), "most": max(times[1:]),
@@ -306,6 +306,7 @@ def main():
     rows = losses()
     right = [name for name, loss in rows.items() if record.run("errors", name, functools.partial(check, name, loss))]
     record.run("step", "C=10000000", training_step)
+    record.run("step", "C=10000000, Householder", functools.partial(training_step, HOUSEHOLDER))
     for num_classes in arguments.classes:
         for name in right:
             if "folded" not in name or num_classes == CLASSES[0]:  # the smaller size shows it

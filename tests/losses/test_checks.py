@@ -148,7 +148,7 @@ X, TARGET = torch.zeros(3, 2), torch.tensor([0, 1, 0])
             ValueError,
             r"target must be \(3,\), a class index for every row of logits, got shape \(3, 2\). Turn",
         ),
-        (X, TARGET[:2], ValueError, r"target must be \(3,\), .* got shape \(2,\)"),
+        (X, TARGET[:2], ValueError, r"target must be \(3,\), .* got shape \(2,\). Give as many labels as samples"),
         (X, TARGET[0], ValueError, r"got shape \(\)"),
         (
             X[:0],

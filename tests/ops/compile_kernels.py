@@ -1,4 +1,6 @@
-"""Compile what the package launches for an H100 without one, and print what the machine code moves: run by a test.
+"""Compile what the package launches for a GPU without one, and print what the machine code moves: run by a test.
+
+The kind of GPU is an argument: 90 for an H100 or H200, 100 and 120 for later ones, where only the largest are compiled.
 
 Every launch is compiled as Triton would compile it there: from the strides, alignments and numbers of that very call.
 """
@@ -7,6 +9,7 @@ import collections
 import json
 import re
 import subprocess
+import sys
 import tempfile
 
 import torch
@@ -22,12 +25,14 @@ from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, separate_op
 
-SHARED_MEMORY = 232_448  # what one program may take of a multiprocessor
+SHARED_MEMORY = {90: 232_448, 100: 232_448, 120: 101_376}  # what one program may take of a multiprocessor
 launched = []
 
 
-class H100:
-    """As much of a device as the compiler asks for."""
+class Device:
+    """As much of a device as the compiler asks for: an H100, or a later kind."""
+
+    kind = 90
 
     def get_current_device(self):
         return 0
@@ -36,7 +41,7 @@ class H100:
         return 0
 
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.kind, 32)
 
 
 def compile_only(kernel, grid):
@@ -46,7 +51,7 @@ def compile_only(kernel, grid):
     def launch(*given, **options):
         compiled = kernel.run(*given, grid=grid, warmup=True, **options)
         assert compiled.asm["cubin"]
-        assert compiled.metadata.shared <= SHARED_MEMORY
+        assert compiled.metadata.shared <= SHARED_MEMORY[Device.kind], (kernel.__name__, compiled.metadata.shared)
         code = compiled.asm["ptx"]
         moved = collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*", code))
         launched.append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code, **_loop(code)})
@@ -154,29 +159,42 @@ def streams():
         (torch.float32, 300, 20, 5, ", plain", False),
         (torch.float16, 2, 1, 1, "", True),
         (torch.bfloat16, 20_000, 512, 512, "", False),  # enough classes for a program to fold a block
+        (torch.bfloat16, 36_000, 520, 512, ", householder", True),  # enough for a tail
     ):
-        separate = kind != ", plain"
-        x = torch.randn(batch, width).to(dtype).requires_grad_()
-        weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
-        offset, shares = (torch.ones(num_classes, requires_grad=True), torch.ones(num_classes)) if full else (None,) * 2
-        options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": full, "form": "triton"}
-        options["basis"] = "householder" if "householder" in kind else "recursive"
+        yield f"stream, {num_classes} classes, {dtype}{kind}", stream(dtype, num_classes, batch, width, kind, full)
 
-        def both(x=x, weight=weight, offset=offset, shares=shares, options=options):
-            nll, smooth = row_losses(x, weight, torch.zeros(len(x), dtype=torch.int64), offset, shares, **options)
-            (nll.sum() + smooth.sum()).backward()
 
-        yield f"stream, {num_classes} classes, {dtype}{kind}", both
+def tails():
+    for width in (256, 512):
+        yield f"stream, {width} features", stream(torch.bfloat16, 36_000, 520, width, ", householder", True)
+
+
+def stream(dtype, num_classes, batch, width, kind, full):
+    """Return both passes of the streamed loss."""
+    separate = kind != ", plain"
+    x = torch.randn(batch, width).to(dtype).requires_grad_()
+    weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
+    offset, shares = (torch.ones(num_classes, requires_grad=True), torch.ones(num_classes)) if full else (None,) * 2
+    options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": full, "form": "triton"}
+    options["basis"] = "householder" if "householder" in kind else "recursive"
+
+    def both():
+        nll, smooth = row_losses(x, weight, torch.zeros(len(x), dtype=torch.int64), offset, shares, **options)
+        (nll.sum() + smooth.sum()).backward()
+
+    return both
 
 
 if __name__ == "__main__":
-    driver.set_active(H100())
+    driver.set_active(Device())
     JITFunction.__getitem__ = compile_only
     layer_padding.takes = lambda values: True
-    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.get_device_capability = lambda device=None: (Device.kind // 10, 0)
     triton_form._processors = lambda device: 132
     found = {}
-    for part in (scans, reflections, layers, losses, streams):
+    Device.kind = int(sys.argv[1])
+    parts = (scans, reflections, layers, losses, streams) if Device.kind == 90 else (tails,)
+    for part in parts:
         for what, call in part():
             call()
             found[what] = launched.copy()

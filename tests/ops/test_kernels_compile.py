@@ -11,13 +11,18 @@ import pytest
 pytest.importorskip("triton", reason="no Triton for this platform")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+def compiled_for(kind, folder):
+    """Every launch and what became of it; a process of its own, since Triton keeps to the first kind of GPU it sees."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder)}
     script = Path(__file__).with_name("compile_kernels.py")
-    told = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    told = subprocess.run([sys.executable, script, str(kind)], env=environment, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr[-3000:]
     return json.loads(told.stdout)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return compiled_for(90, tmp_path_factory.mktemp("compiled"))
 
 
 def test_every_kernel_is_launched(found):
@@ -25,7 +30,7 @@ def test_every_kernel_is_launched(found):
     assert names == {
         "forward", "adjoint", "partial_sums", "backward", "total", "block_sums", "scan_blocks", "fold_rows",
         "adjoint_rows", "accumulate_rows", "gradient_rows", "accumulate_product", "gradient_product",
-        "pad", "reflect", "merge_parts", "last_logits", "last_gradients",
+        "pad", "reflect", "merge_parts", "last_logits", "last_gradients", "weight_gradients",
     }  # fmt: skip
 
 
@@ -90,6 +95,21 @@ def test_running_sums_load_ahead_in_wide_words(found):
     assert all(launch["copies ahead"] for launch in launches)
     stores = [set(launch["moved"]) for launch in launches if launch["kernel"] != "block_sums"]
     assert all("st.global.v4.b32" in moved for moved in stores), stores
+
+
+def test_the_gradient_of_the_last_classes_is_made_by_the_matrix_units_with_samples_on_their_way(found):
+    *_, launch = found["stream, 36000 classes, torch.bfloat16, householder"]
+    assert launch["kernel"] == "weight_gradients"
+    assert launch["wgmma"]
+    assert launch["copies ahead"]
+
+
+@pytest.mark.parametrize("kind", [100, 120])
+def test_what_is_too_large_for_later_kinds_is_not_launched_there(kind, tmp_path):
+    """That a program fits into shared memory is asserted when it is compiled."""
+    found = compiled_for(kind, tmp_path)
+    assert found["stream, 256 features"][-1]["kernel"] == "weight_gradients"
+    assert "weight_gradients" not in {launch["kernel"] for launch in found["stream, 512 features"]}
 
 
 def test_no_program_of_the_streamed_loss_runs_out_of_registers(found):

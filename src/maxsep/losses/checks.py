@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsep.checks import IGNORED, check_floating, check_index_type, check_labels, check_number
+from maxsep.checks import IGNORED, advice_on_labels, check_floating, check_index_type, check_labels, check_number
 
 __all__ = [
     "IGNORED",
@@ -87,7 +87,7 @@ def check_batch(
     if target.shape != x.shape[:1]:
         raise ValueError(
             f"target must be ({x.shape[0]},), a class index for every row of {name}, got shape {tuple(target.shape)}. "
-            "Turn one-hot rows into indices with target.argmax(1)."
+            + advice_on_labels(target)
         )
     if x.shape[0] == 0 and averages:
         raise ValueError("the mean loss of an empty batch is not defined, got 0 samples. Skip empty batches.")

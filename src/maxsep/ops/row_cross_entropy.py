@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from maxsep.checks import (
     Reduction,
+    advice_on_labels,
     check_floating,
     check_index_type,
     check_per_class,
@@ -124,7 +125,7 @@ def _check(z: Tensor, target: Tensor) -> None:
     if target.shape != z.shape[:1]:
         raise ValueError(
             f"target must be {tuple(z.shape[:1])}, a class index for every row of z, got shape {tuple(target.shape)}. "
-            "Turn one-hot rows into indices with target.argmax(1)."
+            + advice_on_labels(target)
         )
 
 

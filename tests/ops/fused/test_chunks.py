@@ -136,9 +136,9 @@ def test_few_chunks_at_the_size_that_matters(num_classes, folds, most):
 def test_chunks_of_a_gpu_fill_its_processors():
     lengths = [stop - start for start, stop in on_a_gpu(Sizes(1_000_000, 4096, 512, 2, 2, True, 8))]
     assert lengths == sorted(lengths, reverse=True)
-    assert set(lengths[:-1]) == {16_384, 12_288, 8_192, 4_096}
+    assert all(length % 4_096 == 0 for length in lengths[:-1])
     assert lengths[-1] < 4_096
-    assert lengths.count(16_384) > 45
+    assert lengths.count(28_672) > 20
 
 
 @pytest.mark.parametrize(("num_classes", "odd"), [(99_999, 159), (100_000, 160), (10_007, 23), (5_001, 905)])

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops.fused import passes, row_losses, torch_form
+from maxsep.ops.fused import in_chunks, row_losses, torch_form
 from maxsep.ops.fused.chunks import OWN_LEAST
 from maxsep.ops.fused.torch_form import sum_of_rows
 
@@ -101,13 +101,16 @@ def test_joined_kernels_take_nothing_of_the_weights_size_beside_its_gradient():
     options = {"separate": True, "basis": "householder", "form": "triton"}
     taken = allocations(lambda: row_losses(x, weight, target, **options)[0].sum().backward())
     large = [size for size in taken if size > 0.05 * weight.nbytes]
-    assert len(large) == 1
-    assert weight.nbytes < large[0] <= weight.nbytes + OWN_LEAST["cpu"]  # with the scratch of the last chunks
+    assert large == [weight.nbytes]
+    # too few for a tail: the scratch of the last chunks lies behind the gradient
+    x, weight, target = problem(2_000, 32, 32, torch.float32)
+    taken = allocations(lambda: row_losses(x, weight, target, **options)[0].sum().backward())
+    assert weight.nbytes < max(taken) <= weight.nbytes + OWN_LEAST["cpu"]
 
 
 def test_the_wide_sum_is_gone_before_the_adjoint(monkeypatch):
     x, weight, target = problem(500, 70, 51, torch.bfloat16)
-    adjoint, product, alive = torch_form.adjoint_, passes.product, {}
+    adjoint, product, alive = torch_form.adjoint_, in_chunks.product, {}
 
     def wide_sums():
         return sum(
@@ -118,6 +121,6 @@ def test_the_wide_sum_is_gone_before_the_adjoint(monkeypatch):
         return lambda *given: alive.update({name: wide_sums()}) or function(*given)
 
     monkeypatch.setattr(torch_form, "adjoint_", noting("adjoint", adjoint))
-    monkeypatch.setattr(passes, "product", noting("product", product))
+    monkeypatch.setattr(in_chunks, "product", noting("product", product))
     row_losses(x, weight, target)[0].sum().backward()
     assert alive == {"product": 1, "adjoint": 0}

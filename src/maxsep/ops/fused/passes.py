@@ -13,24 +13,14 @@ from torch import Tensor
 
 from maxsep.ops.dispatch import wide_dtype
 from maxsep.ops.fused import torch_form
-from maxsep.ops.fused.chunks import (
-    GRAIN,
-    Scratch,
-    Sizes,
-    borrowing_chunks,
-    equal_chunks,
-    kept_bytes,
-    most_bytes,
-    own_bytes,
-    rows_beside,
-    wave,
-)
+from maxsep.ops.fused.chunks import GRAIN, Scratch, Sizes, equal_chunks, most_bytes, own_bytes, wave
 from maxsep.ops.fused.householder import LastClass, basis_factors
-from maxsep.ops.fused.logits_side import separated, unseparated_
-from maxsep.ops.fused.products import add_product, product
+from maxsep.ops.fused.in_chunks import gradients_in_chunks
+from maxsep.ops.fused.in_place import gradients_in_place, plan_for
+from maxsep.ops.fused.logits_side import separated
 from maxsep.ops.fused.state import RowState
 
-_Factors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+Factors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """Log-sum-exp, factor of the exponentials, gradients of nll and smooth over C, and what all classes gain, (B,) each."""
 
 
@@ -102,17 +92,17 @@ class Stream:
         carry = like.new_zeros(len(self.x)) if self.side == "logits" else like
         # a product that ends in the log-sum-exp writes no logits
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
-        chunks = self._chunks(sizes, first_pass=True)
+        chunks = self.chunks_of(sizes, first_pass=True)
         scratch = Scratch(sizes, chunks, self.x)
         joined = self.steps.accumulating(self.x, self.target, state, self.scale) if self.joins else None
         for turn, (start, stop) in enumerate(chunks):
             logits, room = scratch.take(start, stop)
-            weight = self._folded(start, stop, carries, room)
-            parts = self._parts(start, stop)
+            weight = self.folded(start, stop, carries, room)
+            parts = self.parts(start, stop)
             if joined:
                 joined(weight, *parts, start)
                 continue
-            self._products(weight, logits)
+            self.outputs(weight, logits)
             if self.side == "logits":
                 carries[turn] = carry
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
@@ -133,10 +123,11 @@ class Stream:
         wants_x, wants_weight, wants_offset = wants
         columns = lse.new_empty(self.num_classes if wants_offset else 0)
         factors = self._factors(lse, a, u, None if v is None else v / self.num_classes, carries, columns)
-        chunks, scratch, dw = self._second_plan(wants_x, wants_weight)
-        dx = self._second_pass(factors, carries, wants, (dw, columns), chunks, scratch)
-        if dx.untyped_storage().nbytes() > dx.nbytes:
-            dx = dx.clone()  # out of the scratch, now that the wide sum is gone
+        plan = plan_for(self) if wants_x and wants_weight else None
+        if plan is not None:
+            dx, dw = gradients_in_place(self, plan, factors, carries, columns)
+        else:
+            dx, dw = gradients_in_chunks(self, factors, carries, columns, wants)
         if wants_offset and self.joins and self.scale != 1:
             columns[: self.streamed] /= self.scale  # the offset comes after the factor
         if wants_weight and self.side == "weight":
@@ -144,29 +135,9 @@ class Stream:
         # on the sides of the recursive P there is one row more than in the weight
         return dx, dw[: len(self.weight)], columns
 
-    def _second_plan(self, wants_x: bool, wants_weight: bool) -> tuple[Sequence[tuple[int, int]], Scratch, Tensor]:
-        """Return the chunks of the second pass, their scratch, and room for the gradient of the folded weight.
-
-        Kernels that write in place have their scratch in the rows of the gradient not yet written, and in some more
-        behind them, which stay with it as long as it lives: so these are never more than its own. Chunks of a size
-        that was asked for could be larger than all that.
-        """
-        x, sizes = self.x, self.sizes
-        if wants_weight and self.form == "triton" and not self.chunk:
-            own = own_bytes(sizes, x.device, self.form)
-            chunks = borrowing_chunks(sizes, most_bytes(x.device), own, self.grain, wave(x.device))
-            rounded = x.nbytes if wants_x and x.dtype != self.wide else 0
-            more = rows_beside(sizes, chunks, rounded if rounded <= kept_bytes(sizes, x.device) else 0)
-            if more <= self.streamed:
-                dw = self.weight.new_empty(self.streamed + more, x.shape[1])
-                return chunks, Scratch(sizes, chunks, x, dw), dw[: self.streamed]
-        equal = self._chunks(sizes)[::-1]
-        dw = self.weight.new_empty(self.streamed if wants_weight else 0, x.shape[1])
-        return equal, Scratch(sizes, equal, x), dw
-
     def _factors(
         self, lse: Tensor, a: Tensor, u: Tensor, v: Tensor | None, carries: Tensor, columns: Tensor
-    ) -> _Factors:
+    ) -> Factors:
         """Return what the gradients follow from, and write the offset's of the class that no chunk holds."""
         if self.side != "householder":
             return lse, a, u, v, None
@@ -175,48 +146,8 @@ class Stream:
             columns[-1] = g.sum()
         return lse, a, u, v, shift
 
-    def _second_pass(
-        self,
-        factors: _Factors,
-        carries: Tensor,
-        wants: tuple[bool, bool, bool],
-        gradients: tuple[Tensor, Tensor],
-        chunks: Sequence[tuple[int, int]],
-        scratch: Scratch,
-    ) -> Tensor:
-        """Write the gradients of the weight that P is folded into and of the offset, and return that of x."""
-        x, (dw, columns) = self.x, gradients
-        wants_x, wants_weight, wants_offset = wants
-        # on the logits side the first chunk may be the class without a row, which adds nothing to begin with
-        begins = torch.zeros if self.side == "logits" or not chunks else torch.empty
-        dx = begins(x.shape if wants_x else 0, dtype=self.wide, device=x.device)
-        later = dx.new_zeros(len(x)) if self.side == "logits" else dx
-        joined = self.steps.differentiating(x, self.target, factors, self.scale) if self.joins else None
-        for turn, (start, stop) in enumerate(chunks):
-            g, room = scratch.take(start, stop)
-            weight = self._folded(start, stop, carries, room)
-            sums = columns[start:stop] if wants_offset else None
-            parts = self._parts(start, stop)
-            if joined:
-                joined(weight, g, *parts, start, sums)
-            elif self.side == "logits":
-                self._products(weight, g)
-                z, _ = separated(g, carries[len(chunks) - 1 - turn], self.num_classes, self.radius, start)
-                self.steps.gradient_(z, *parts, self.target, start, factors, sums)
-                g.copy_(unseparated_(z, later, self.num_classes, self.radius, start))
-                g = g[:, : len(weight)]
-            else:
-                self._products(weight, g)
-                self.steps.gradient_(g, *parts, self.target, start, factors, sums)
-            if wants_x and (turn or self.side == "logits"):
-                add_product(dx, g, weight)
-            elif wants_x:
-                product(g, weight, dx)
-            if wants_weight:
-                product(g.T, x, dw[start : start + len(weight)], self.outer_scale)
-        return scratch.rounded(dx) if wants_x and dx.dtype != x.dtype else dx
-
-    def _chunks(self, sizes: Sizes, *, first_pass: bool = False) -> Sequence[tuple[int, int]]:
+    def chunks_of(self, sizes: Sizes, *, first_pass: bool = False) -> Sequence[tuple[int, int]]:
+        """Return equal chunks of all classes."""
         own, most = own_bytes(sizes, self.x.device, self.form), most_bytes(self.x.device)
         unit = wave(self.x.device)
         if self.chunk:
@@ -259,7 +190,7 @@ class Stream:
             return like.new_empty(self.x.shape[0])
         return like.new_empty(self._blocks, self.x.shape[0]) if self.side == "logits" else like
 
-    def _folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
+    def folded(self, start: int, stop: int, carries: Tensor, room: Tensor) -> Tensor:
         """Return W' of a chunk; on the logits side W itself, which has one row less in the last one."""
         if self.side == "weight":
             self.steps.fold(self.weight, carries, self.radius, self.grain, start, stop, room)
@@ -269,12 +200,14 @@ class Stream:
             return rows if rows.dtype == self.x.dtype else rows.to(self.x.dtype)
         return torch.mul(rows, self.outer_scale, out=room)
 
-    def _products(self, weight: Tensor, out: Tensor) -> None:
+    def outputs(self, weight: Tensor, out: Tensor) -> None:
+        """Write x W'^T of a chunk."""
         if len(weight) < out.shape[1]:  # the last class has no row of its own
             out[:, -1] = 0
         torch.mm(self.x, weight.T, out=out[:, : len(weight)])
 
-    def _parts(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+    def parts(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return the offset and the class weights of a chunk."""
         offset, weight = (None if t is None else t[start:stop] for t in (self.offset, self.class_weight))
         return offset, weight
 

@@ -16,6 +16,7 @@ from maxsep.ops.fused.chunks import GRAIN
 from maxsep.ops.fused.householder import LastClass
 from maxsep.ops.fused.state import RowState
 from maxsep.ops.kernels import chunks, products, samples
+from maxsep.ops.kernels.weight_gradients import weight_gradients as weight_gradients_kernel
 from maxsep.ops.triton_scan import is_interpreting, scale_of
 
 PAD = 8
@@ -31,6 +32,11 @@ FOLDERS = 2
 """Programs of a fold for each processor, if the classes of a chunk are enough for so many. On an H200, 512 features:
 with one for each block 512 classes took 8.5 us and 4,096 took 8.8, with two for each processor 4.5 and 5.5, with eight
 4.5 and 6.4 (benchmarks/fused_tune.py)."""
+TAIL_TILE = {"CLASSES": 64, "ROWS": 64, "STAGES": 2, "num_warps": 8}
+"""For an H200: 8,448 classes of 4,096 samples and 512 features take 196 us, with 32 samples at a time 287."""
+MOST_WIDTH = 512
+"""Features of which the gradients of 64 classes fit into the registers of a processor of Hopper, and its samples into
+the shared memory; later kinds have less of one or the other, and take half."""
 SAMPLES = 32
 """Samples that a program takes where a sample has a few numbers only."""
 ROW_GROUPS = 32
@@ -47,12 +53,13 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
 
 
 def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int, stop: int, out: Tensor) -> None:
-    """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain."""
+    """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain, rows of `out` may lie apart."""
     rows, width = weight.shape
     span = _span(stop - start, grain, width, _processors(weight.device))
     chunks.fold_rows[_grid(stop - start, span, width)](
-        weight, carries, out, start, stop, rows, width, rows, scale_of(radius, rows), GRAIN=grain, SPAN=span, **STREAM
-    )
+        weight, carries, out, start, stop, rows, width, out.stride(0), rows, scale_of(radius, rows),
+        GRAIN=grain, SPAN=span, **STREAM,
+    )  # fmt: skip
 
 
 def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
@@ -221,13 +228,48 @@ def differentiating(
     return gradient_product
 
 
+def classes_at_once(x: Tensor) -> int:
+    """Return how many classes `weight_gradients` takes at once, or 0 where rows are too long for a processor."""
+    is_hopper = is_interpreting() or torch.cuda.get_device_capability(x.device)[0] == 9
+    most = MOST_WIDTH if is_hopper else MOST_WIDTH // 2
+    return TAIL_TILE["CLASSES"] * _processors(x.device) if x.shape[1] <= most else 0
+
+
+def weight_gradients(
+    x: Tensor,
+    folded: Tensor,
+    out: Tensor,
+    target: Tensor,
+    factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    scale: float,
+    offset: Tensor | None,
+    weight: Tensor | None,
+    start: int,
+    columns: Tensor | None,
+) -> None:
+    """Write the gradient at `folded` to `out`, which may lie there, and sums of that at the logits into `columns`."""
+    (batch, width), tile, (lse, a, u, v, shift) = x.shape, TAIL_TILE, factors
+    spread = max(16, triton.next_power_of_2(width))
+    weight_gradients_kernel[(triton.cdiv(len(folded), tile["CLASSES"]),)](
+        _described(x, [tile["ROWS"], spread]), _described(folded, [tile["CLASSES"], spread]), out,
+        offset, weight, target, lse, a, u, v, shift, columns, scale, start, len(folded), batch,
+        OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, SHIFT=shift is not None,
+        COLUMNS=columns is not None, WIDTH=width, SPREAD=spread, **tile,
+    )  # fmt: skip
+
+
+def _described(matrix: Tensor, block: list[int]) -> TensorDescriptor:
+    """Describe a matrix to the copy engine."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+
+
 def _describing(block: list[int]) -> Callable[[Tensor], TensorDescriptor]:
-    """Return what describes matrices to the copy engine, and remembers the last: most chunks lie where the last did."""
+    """Return what describes matrices to the copy engine, and remembers the last: equal chunks may lie there."""
     last: list[Any] = [None, None]
 
     def describe(matrix: Tensor) -> TensorDescriptor:
         if last[0] is not matrix:
-            last[:] = matrix, TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+            last[:] = matrix, _described(matrix, block)
         return last[1]
 
     return describe

@@ -53,7 +53,7 @@ def scan_blocks(
 
 @triton.jit
 def fold_rows(
-    weight, carries, out, start, stop, rows, width, k, factor,
+    weight, carries, out, start, stop, rows, width, out_row, k, factor,
     GRAIN: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop), SPAN of a block each.
@@ -74,7 +74,7 @@ def fold_rows(
             value = tl.load(weight_of_block + place, mask=(row < rows)[:, None] & inside, other=0.0).to(tl.float32)
             carry += tl.sum(value * coefficients(row, k, factor)[1][:, None], 0)
     weight += (start + top).to(tl.int64) * width
-    out += top.to(tl.int64) * width
+    out += top.to(tl.int64) * out_row
     for first in tl.range(0, SPAN, ROWS, num_stages=STAGES):
         i = first + tl.arange(0, ROWS)
         row = start + top + i
@@ -83,6 +83,7 @@ def fold_rows(
         n, r = coefficients(row, k, factor)
         weighted = value * r[:, None]
         folded = weighted * (n + 1)[:, None] - (carry[None, :] + tl.cumsum(weighted, 0))
+        place = i[:, None] * out_row + col[None, :]
         tl.store(out + place, folded.to(out.dtype.element_ty), mask=(row < stop)[:, None] & inside)
         carry += tl.sum(weighted, 0)
 
@@ -147,6 +148,18 @@ def accumulate_rows(
 
 
 @triton.jit
+def numbers_of_classes(offset, weight, number, inside, OFFSET: tl.constexpr, WEIGHT: tl.constexpr):
+    """Return what is added to the logits of classes, and their weights: 0 and 1 where there are none."""
+    added = tl.zeros(number.shape, tl.float32)
+    if OFFSET:
+        added = tl.load(offset + number, mask=inside, other=0.0)
+    share = tl.full(number.shape, 1.0, tl.float32)
+    if WEIGHT:
+        share = tl.load(weight + number, mask=inside, other=0.0)
+    return added, share
+
+
+@triton.jit
 def gradient_rows(
     logits, offset, weight, target, lse, a, u, v, shift, partial, start, size, batch, stride,
     OFFSET: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, SHIFT: tl.constexpr, COLUMNS: tl.constexpr,
@@ -155,12 +168,7 @@ def gradient_rows(
     """Write g = a exp(z - lse) - u [j = y] - v w_j, plus shift, in place of z, and sums of g over a program's rows."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside = col < size
-    added = tl.zeros([COLS], tl.float32)
-    if OFFSET:
-        added = tl.load(offset + col, mask=inside, other=0.0)
-    share = tl.full([COLS], 1.0, tl.float32)
-    if WEIGHT:
-        share = tl.load(weight + col, mask=inside, other=0.0)
+    added, share = numbers_of_classes(offset, weight, col, inside, OFFSET, WEIGHT)
     summed = tl.zeros([COLS], tl.float32)
     for tile in range(TILES):
         row = (tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS)
