@@ -53,8 +53,8 @@ def check_radius(radius: Any) -> float:
     return _check_positive(
         "radius",
         radius,
-        "Pass a positive float such as 0.1; to learn a scale, multiply the logits by a parameter of your own.",
-        "It scales all logits: 1.0 is the paper's default, 0.1 its choice for long-tailed ResNets.",
+        "Pass a positive float such as 1.0; to learn a scale, multiply the logits by a parameter of your own.",
+        "It scales all logits: 1.0, the default, leaves them as they are.",
     )
 
 
@@ -103,9 +103,11 @@ def check_last_dimension(x: Tensor, expected: int, meaning: str) -> None:
     >>> check_last_dimension(torch.zeros(2, 3), 3, "in_features")
     """
     if x.dim() == 0 or x.shape[-1] != expected:
+        advice = "Check the layer before the head, or build the head for this width."
+        if x.dim() == 4 and x.shape[1] == expected:
+            advice = "These are feature maps: pool them first, with x.mean((2, 3)), or flatten them for a wider head."
         raise ValueError(
-            f"the last dimension of x must be {meaning} = {expected}, got shape {tuple(x.shape)}. "
-            "Check the layer before the head, or build the head for this width."
+            f"the last dimension of x must be {meaning} = {expected}, got shape {tuple(x.shape)}. {advice}"
         )
 
 
@@ -195,6 +197,17 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
             f"target must hold class indices from 0 to {num_classes - 1}, or {ignored} for a sample to ignore, "
             f"got {int(target[position])} at position {position}. Check the labels, or build the loss for more classes."
         )
+
+
+def advice_on_labels(target: Tensor) -> str:
+    """Say what to do about labels of another shape than (batch,).
+
+    >>> advice_on_labels(torch.zeros(4, 3)), advice_on_labels(torch.zeros(3))
+    ('Turn one-hot rows into indices with target.argmax(1).', 'Give as many labels as samples.')
+    """
+    if target.dim() == 1:
+        return "Give as many labels as samples."
+    return "Turn one-hot rows into indices with target.argmax(1)."
 
 
 def can_look(target: Tensor) -> bool:

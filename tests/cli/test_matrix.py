@@ -32,6 +32,7 @@ def test_matrix_in_the_householder_basis(call, refuse):
         ([1], "num_classes must be at least 2, got 1"),
         ([10**12], "1,000,000,000,000 classes need about 74,505.8 GiB of memory"),
         ([3, "--draw", "x.svg", "--basis", "householder"], "only the paper's basis is drawn, got --basis householder"),
+        ([3, "--draw", "x.png"], "--draw writes SVG, got x.png. Let the name end in .svg"),
         ([7, "--draw", "x.svg"], "only 3 classes (a plane) and 4 classes (space) can be drawn, got 7"),
     ],
 )

@@ -86,7 +86,8 @@ def test_options_that_cannot_be_read(loss, given, told):
 
 def test_what_is_not_given_is_what_a_spec_has():
     nothing = dict.fromkeys(("learning_rate", "momentum", "nesterov", "batch_size", "loss_options"))
-    assert first_stage(PLAIN | nothing) == RunSpec()
+    assert first_stage(PLAIN | nothing) == RunSpec(batch_size=usual_batch(1198))
+    assert first_stage(PLAIN | nothing | {"dataset": "cifar10"}) == RunSpec(dataset="cifar10")
 
 
 @pytest.mark.parametrize(("epochs", "start"), [(20, 20), (5, 7)])
@@ -105,7 +106,7 @@ def test_a_folder_gets_the_batch_of_a_comparison(tail, monkeypatch):
     assert count_images(spec) == len(prepare(spec).train) == 45
     assert (spec.dataset, spec.batch_size) == ("folder:tail", usual_batch(45))
     assert first_stage(PLAIN | {"dataset": "folder:tail", "batch_size": 7}).batch_size == 7
-    assert first_stage(PLAIN).batch_size == RunSpec().batch_size, "nothing changes for the known datasets"
+    assert first_stage(PLAIN | {"dataset": "cifar10"}).batch_size == RunSpec().batch_size, "as in the papers"
 
 
 def test_many_images_have_larger_batches(tail, monkeypatch):
@@ -193,7 +194,7 @@ def test_a_run_to_start_from_must_be_there_and_finished(finished, tmp_path):
         second_stage({}, tmp_path / "nowhere")
     half = shutil.copytree(finished, tmp_path / finished.name)
     (half / "result.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no finished run: there is no result.json. Train it"):
+    with pytest.raises(FileNotFoundError, match=r"holds no finished run: there is no result.json. Give the folder"):
         second_stage({}, half)
 
 

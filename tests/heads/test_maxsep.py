@@ -196,3 +196,11 @@ def test_scaled_heads_say_the_basis_of_the_head_below():
     assert head.basis == H
     with pytest.raises(ValueError, match="in the basis 'householder', but the head is in 'recursive'"):
         heads.LogitScaledHead(MaxSeparationHead(12, 5)).load_state_dict(head.state_dict())
+
+
+def test_feature_maps_are_told_from_features_of_another_width():
+    head = MaxSeparationHead(8, 5)
+    with pytest.raises(ValueError, match=r"got shape \(2, 8, 4, 4\). These are feature maps: pool them first"):
+        head(torch.randn(2, 8, 4, 4))
+    with pytest.raises(ValueError, match=r"got shape \(2, 7\). Check the layer before the head"):
+        head(torch.randn(2, 7))

@@ -14,6 +14,7 @@ app = typer.Typer(
     help="Maximum class separation for any classifier: train it, compare it honestly, see the paper's tables.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes leave so little room that names to type are cut
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -33,5 +34,18 @@ def _root(
 ) -> None: ...
 
 
-for module in (demo, train, compare, reproduce, evaluate, predict, export, report, matrix, bench):
-    app.command(name=module.__name__.rsplit(".", 1)[1], epilog=module.EPILOG)(module.command)
+VERBS = {  # in the order of the help, with what it has room for
+    demo: "Train long-tailed digits with the matrix and without.",
+    train: "Train one network with one head.",
+    compare: "Compare heads on your data, and tell what is noise.",
+    reproduce: "Reproduce a table or figure of the paper.",
+    evaluate: "Evaluate weights: accuracy, calibration, outliers.",
+    predict: "Classify images, and say which are unknown.",
+    export: "Write a run as a plain model, its head folded.",
+    report: "Write the report of finished runs.",
+    matrix: "Show the matrix and the angle between classes.",
+    bench: "Measure this machine: product, head, fused loss.",
+}
+for module, told in VERBS.items():
+    name = module.__name__.rsplit(".", 1)[1]
+    app.command(name=name, epilog=module.EPILOG, short_help=told)(module.command)

@@ -186,9 +186,8 @@ def _teller(quiet: bool) -> Callable[[str], None]:
 def _show(metrics: dict[str, Any], names: list[str], counts: list[int]) -> None:
     from maxsep.lab.report.tail import by_group, is_unequal, sizes
 
-    typer.echo(
-        f"  top-1 {metrics['top1']:.2%}   top-5 {metrics['top5']:.2%}   mean over classes {metrics['balanced']:.2%}"
-    )
+    five = f"top-5 {metrics['top5']:.2%}   " if len(names) > 5 else ""
+    typer.echo(f"  top-1 {metrics['top1']:.2%}   {five}mean over classes {metrics['balanced']:.2%}")
     if groups := by_group({**metrics, "class_counts": counts}) if is_unequal(counts) else {}:
         shares = "   ".join(f"{group} {accuracy:.2%}" for group, accuracy in groups.items())
         typer.echo(f"  {shares}   ({sizes(counts)})")

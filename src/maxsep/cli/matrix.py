@@ -82,6 +82,8 @@ def _draw(classes: int, path: Path, basis: str) -> None:
 
     if basis != "recursive":
         raise ValueError(f"only the paper's basis is drawn, got --basis {basis}: the other is the same simplex turned.")
+    if path.suffix.lower() != ".svg":
+        raise ValueError(f"--draw writes SVG, got {path}. Let the name end in .svg.")
     figures = {3: plane_figure, 4: space_figure}
     if classes not in figures:
         raise ValueError(f"only 3 classes (a plane) and 4 classes (space) can be drawn, got {classes}.")

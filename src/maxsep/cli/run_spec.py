@@ -19,7 +19,7 @@ Given = Mapping[str, Any]
 def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     """Build the spec of a run that starts from nothing.
 
-    A folder for which no network, augmentation or batch size is given gets that of `compare`.
+    A folder for which no network, augmentation or batch size is given gets that of `compare`, and so do the digits.
 
     Args:
         given: All options.
@@ -28,19 +28,29 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     >>> first_stage({"dataset": "digits", "loss": "logit_adjusted", "loss_options": ["tau=2"]}).loss_options
     (('tau', 2.0),)
     """
-    from maxsep.lab.data import FOLDER
     from maxsep.lab.recipes.own_data import usual_augmentation, usual_batch, usual_network
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
     fields["dataset"] = dataset = _named(fields["dataset"], data)
-    if dataset.startswith(FOLDER):
+    if has_usual_batch(dataset):
         usual = {"network": usual_network(dataset), "augmentation": usual_augmentation(dataset)}
         fields |= {name: value for name, value in usual.items() if fields.get(name) is None}
     spec = checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
-    if given.get("batch_size") is None and spec.dataset.startswith(FOLDER):
+    if given.get("batch_size") is None and has_usual_batch(dataset):
         return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
     return spec
+
+
+def has_usual_batch(dataset: str) -> bool:
+    """Whether a dataset is none of the benchmarks, whose batches are the papers': it may be small.
+
+    >>> has_usual_batch("digits"), has_usual_batch("cifar10")
+    (True, False)
+    """
+    from maxsep.lab.data import FOLDER
+
+    return dataset == "digits" or dataset.startswith(FOLDER)
 
 
 def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec:

@@ -60,7 +60,9 @@ Augmentation = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, help=f"By default {_DEFAULT.batch_size}; for a folder 16 to 128, by the number of images."),
+    typer.Option(
+        min=1, help=f"By default {_DEFAULT.batch_size}; 16 to 128 for a folder and the digits, by their number."
+    ),
 ]
 Rate = Annotated[float | None, typer.Option(help=f"By default {RATES['sgd']:g} for sgd, {RATES['adamw']:g} for adamw.")]
 Precision = Annotated[
@@ -212,11 +214,12 @@ def _tell(run: RunResult, there: bool, as_json: bool) -> None:
         return
     if there:
         typer.echo("this run was finished before; nothing was trained")
-    told = f"{run.folder}{run.spec.title.removeprefix(run.spec.name)}"
+    loss = run.spec.title.removeprefix(run.spec.name).strip(" ()")  # what is not cross-entropy is named
     where = "held-out data" if run.spec.validation else "the test set"
     _, height, width = run.preprocessing["shape"]
     size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
-    typer.echo(f"{metrics['top1']:.2%} on {where} (mean over classes {metrics['balanced']:.2%}; {size}): {told}")
+    told = f"{loss + '; ' if loss else ''}mean over classes {metrics['balanced']:.2%}; {size}"
+    typer.echo(f"{metrics['top1']:.2%} on {where} ({told}): {run.folder}")  # a path ends the line, to be copied
     if unknown is not None:
         score = unknown["score"]
         limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maxsep.lab.report.cautions import caution, caution_behind, is_far_behind, is_guessing
+from maxsep.lab.report.cautions import caution, caution_behind, caution_few, is_far_behind, is_guessing
 
 REMEDY = "Train longer or pass a smaller --learning-rate before you compare."
 
@@ -37,3 +37,12 @@ def test_heads_far_behind_are_named():
         "But centred_cosine and maxsep_cosine have hardly trained: 55.50 and 49.10 % where cosine has 85.40 %; their "
         "comparisons say nothing about the matrix. " + REMEDY
     )
+
+
+def test_few_test_images_are_told_with_what_one_of_them_is():
+    assert (
+        caution_few(3)
+        == "But there are 3 test images, and one of them is 33.3 points: whatever the test says, try more."
+    )
+    assert caution_few(99)
+    assert caution_few(100) is None

@@ -70,7 +70,10 @@ def load_run(folder: str | Path) -> RunResult:
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}. Name the folder of a run, such as runs/NAME.")
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no finished run: there is no result.json. Train it to the end first.")
+        raise FileNotFoundError(
+            f"{folder} holds no finished run: there is no result.json. Give the folder that maxsep train printed, or "
+            "train it to the end first."
+        )
     try:
         result = json.loads(path.read_bytes())
         if result["schema"] != SCHEMA:

@@ -1,4 +1,4 @@
-"""What keeps one from believing a comparison: heads that have learned nothing, or next to it."""
+"""What keeps one from believing a comparison: heads that have learned next to nothing, and too few test images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from maxsep.lab.report.tables import rounded
 
 _LEARNED = 0.05
 _TRAINED = 0.75
+_FEW = 100
 _REMEDY = "Train longer or pass a smaller --learning-rate before you compare."
 
 
@@ -77,6 +78,18 @@ def caution_behind(heads: Mapping[str, float], plain: str, accuracy: float) -> s
         f"But {_listed(heads)} {have} hardly trained: {_percents(heads)} % where {plain} has "
         f"{rounded(accuracy, scale=100)} %; {whose} nothing about the matrix. {_REMEDY}"
     )
+
+
+def caution_few(num_test: int) -> str | None:
+    """Say that test images are so few that one of them is more than a point; None where they are enough.
+
+    >>> caution_few(18)
+    'But there are 18 test images, and one of them is 5.6 points: whatever the test says, try more.'
+    """
+    if num_test >= _FEW:
+        return None
+    points = f"{100 / num_test:.1f} points"
+    return f"But there are {num_test} test images, and one of them is {points}: whatever the test says, try more."
 
 
 def _listed(heads: Iterable[str]) -> str:

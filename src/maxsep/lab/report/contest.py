@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from maxsep.lab.data.given import files_differ
 from maxsep.lab.recipes.recipe import canonical
-from maxsep.lab.report.cautions import cautions
+from maxsep.lab.report.cautions import caution_few, cautions
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.comparison import MATRIX_HEADS, USUAL, Entry, Method, settings_of, several_losses
 from maxsep.lab.report.family import BY, Against, family, loss_metric
@@ -126,8 +126,10 @@ class Contest:
 
     @property
     def cautions(self) -> list[str]:
-        """What keeps one from believing the conclusion: heads that guess, and heads far behind the plain one."""
-        return cautions({item.label: (item.plain, item.entry) for item in self.contestants}, len(self.class_counts))
+        """What keeps one from believing the conclusion: heads that guess or are far behind, few test images."""
+        arms = {item.label: (item.plain, item.entry) for item in self.contestants}
+        few = caution_few(self.records[0].metrics["num_test"]) if self.records else None
+        return [*cautions(arms, len(self.class_counts)), *([few] if few else [])]
 
     def verdicts(self) -> list[tuple[str, str, Comparison | None]]:
         """List every comparison: of which arm, with what, and what its test says."""
