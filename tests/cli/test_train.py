@@ -246,7 +246,7 @@ def test_adamw_without_nesterov_is_adamw(call, asked, tmp_path):
         (["--from", "runs/nowhere"], "there is no folder runs/nowhere. Name the folder of a run"),
         (
             ["--dataset", "folder:nowhere"],
-            "'nowhere' is neither a known dataset (digits, cifar10, cifar100, svhn) nor a",
+            "'nowhere' is neither a known dataset (digits, cifar10, cifar100, svhn, imagenet, imagenet_lt) nor a",
         ),
         (["--calibration", 1], "calibration must be a fraction in [0, 1), got 1.0"),
     ],

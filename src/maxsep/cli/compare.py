@@ -50,7 +50,7 @@ _NAMED = 3
 def command(
     context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(metavar="DATA", help="A folder of class folders, or digits, cifar10, cifar100, svhn.")
+        str, typer.Argument(metavar="DATA", help="A folder of class folders, or digits, cifar10, ..., imagenet.")
     ] = "digits",
     network: Annotated[
         str | None, typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32, for digits mlp.")

@@ -210,10 +210,10 @@ def _unknown(told: dict[str, Any]) -> str:
 
 def _fetch(names: list[str], data: Path | None) -> None:
     """Download the datasets among these names that are not there yet."""
-    from maxsep.lab.data import NAMES, load, parse_open_set
+    from maxsep.lab.data import is_known, load, parse_open_set
 
     for name in names:
-        if name in NAMES or parse_open_set(name):
+        if is_known(name) or parse_open_set(name):
             load(name, data, download=True)
 
 

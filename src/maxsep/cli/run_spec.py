@@ -167,12 +167,12 @@ def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     >>> count_images(RunSpec())
     1198
     """
-    from maxsep.lab.data import FOLDER, NAMES, name_data
+    from maxsep.lab.data import FOLDER, is_known, name_data
     from maxsep.lab.estimate import class_sizes, num_train
 
     if spec.dataset.startswith(FOLDER):
         return num_train(spec, class_sizes(name_data(spec.dataset, data)))
-    return num_train(spec) if spec.dataset in NAMES else None
+    return num_train(spec) if is_known(spec.dataset) else None
 
 
 def _value(name: str, text: str, default: object) -> object:

@@ -27,7 +27,7 @@ EPILOG = (
 _DEFAULT = RunSpec()
 
 Dataset = Annotated[
-    str, typer.Option(help="digits, cifar10, cifar100, svhn, or folder:PATH?size=64 with a folder a class.")
+    str, typer.Option(help="digits, cifar10, cifar100, svhn, imagenet, imagenet_lt, or folder:PATH?size=64.")
 ]
 Network = Annotated[
     str | None,

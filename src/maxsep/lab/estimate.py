@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsep.lab.data.given import given_counts
+from maxsep.lab.data.imagenet import parse_imagenet
 from maxsep.lab.data.long_tail import long_tail_counts
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.data.split import held_counts
@@ -29,10 +30,12 @@ _COUNTS: dict[str, list[int]] = {
     "cifar100": [500] * 100,
     "svhn": [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659],
     "digits": [119, 121, 118, 122, 121, 121, 121, 119, 116, 120],
+    "imagenet": [1282] * 167 + [1281] * 833,
+    "imagenet_lt": [116] * 846 + [115] * 154,
 }
-"""Training images of each class in the datasets that are known by name."""
+"""Training images of each class in the datasets that are known by name; of ImageNet and its subset their mean."""
 
-_START = {"cifar10": 10.0, "cifar100": 10.0, "svhn": 12.0, "digits": 1.0}
+_START = {"cifar10": 10.0, "cifar100": 10.0, "svhn": 12.0, "digits": 1.0, "imagenet": 60.0, "imagenet_lt": 60.0}
 """Seconds to read and check a dataset and to build everything, until it was measured."""
 _OTHER_START = 10.0
 _COMPILE = 30.0
@@ -44,6 +47,8 @@ _GUESS = {  # images per second: one H200-class GPU, two CPU cores
     "vgg32": (50_000.0, 150.0),
     "wrn40_2": (25_000.0, 60.0),
     "mlp": (50_000.0, 20_000.0),
+    "resnet50": (2_500.0, 4.0),
+    "resnet152": (1_000.0, 1.5),
 }
 _OTHER = (3_000.0, 10.0)
 _UNKNOWN = [1000] * 10
@@ -144,7 +149,8 @@ def class_sizes(dataset: str) -> list[int]:
     """
     if split := parse_open_set(dataset):
         return [_COUNTS[split.source][label] for label in split.known]
-    return _COUNTS.get(dataset) or given_counts(dataset) or _UNKNOWN
+    name, _ = parse_imagenet(dataset) or (dataset, 0)
+    return _COUNTS.get(name) or given_counts(dataset) or _UNKNOWN
 
 
 def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:

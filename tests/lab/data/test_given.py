@@ -56,7 +56,7 @@ def test_known_names_win_over_folders(pictures):
 @pytest.mark.parametrize(
     ("given", "size", "told"),
     [
-        ("mnist", None, r"'mnist' is neither a known dataset \(digits, cifar10, cifar100, svhn\) nor a folder. Give a"),
+        ("mnist", None, r"'mnist' is neither a known dataset \(digits, .*, imagenet_lt\) nor a folder. Give a"),
         ("digits", 16, r"the images of digits have a size of their own, got --size 16. Leave it out."),
         ("my/pictures?size=8", 16, r"the size was given twice, in 'my/pictures\?size=8' and as --size 16"),
         ("my/pictures", 2000, r"is no folder of images. Write folder:PATH"),

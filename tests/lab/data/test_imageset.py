@@ -25,6 +25,21 @@ def test_properties_and_subset():
     assert split.to("cpu").labels.tolist() == split.labels.tolist()
 
 
+def test_batches_are_the_images_in_any_order_or_in_their_own():
+    split = small()
+    picked, labels = split.batch(torch.tensor([3, 0, 3]))
+    assert torch.equal(picked, split.images[[3, 0, 3]])
+    assert labels.tolist() == [2, 0, 2]
+    assert [len(batch) for batch in split.batches(3)] == [3, 1]
+    assert torch.equal(torch.cat(list(split.batches(3))), split.images)
+
+
+def test_bytes_of_all_splits():
+    split = small()
+    assert Data("mine", split, split).bytes == 2 * 4 * 12
+    assert Data("mine", split, split, split).bytes == 3 * 4 * 12
+
+
 BAD = {
     "list of images": (([[1]], torch.zeros(1).long(), ("a",)), TypeError, "uint8 tensor, got list"),
     "float images": ((images(2, 3, 2, 2, dtype=torch.float32), torch.zeros(2).long(), ("a",)), TypeError, "float32"),

@@ -20,6 +20,8 @@ def data(name="mine", channels=3, values=None):
         ("cifar100", "cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         ("cifar100", "cifar10_255", (0.491373, 0.482353, 0.446667), (0.247059, 0.243529, 0.261569)),
         ("svhn", "cifar10", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("imagenet", "auto", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ("imagenet_lt?size=64", "auto", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ("svhn", "half", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     ],
 )
@@ -60,7 +62,7 @@ def test_digits_constants_are_those_of_the_digits():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"unknown normalisation 'imagenet'. Known: auto, cifar10, .*train"):
-        normalisation("imagenet", data())
+    with pytest.raises(ValueError, match=r"unknown normalisation 'places'. Known: auto, cifar10, .*train"):
+        normalisation("places", data())
     with pytest.raises(ValueError, match=r"'cifar10' is for images with 3 channels, mine has 1. Use 'train'"):
         normalisation("cifar10", data(channels=1))

@@ -9,7 +9,8 @@ from maxsep.lab.data.cifar import load_cifar
 from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
 from maxsep.lab.data.folder import FOLDER, load_folder, parse_address
-from maxsep.lab.data.given import NAMES, describe_test, is_folder, name_data
+from maxsep.lab.data.given import NAMES, describe_test, is_folder, is_known, name_data
+from maxsep.lab.data.imagenet import IMAGENET, load_imagenet, parse_imagenet
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
@@ -35,6 +36,7 @@ __all__ = [
     "check_outliers",
     "describe_test",
     "hold_out",
+    "is_known",
     "limit",
     "load",
     "load_outliers",
@@ -53,10 +55,10 @@ def check_name(dataset: str) -> None:
     """Raise if there is no dataset of this name; reads nothing.
 
     >>> check_name("cifar10")
-    >>> check_name("mnist")
+    >>> check_name("mnist")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: unknown dataset 'mnist'. Known: digits, cifar10, cifar100, svhn, osr_BENCHMARK_SPLIT, folder:PATH.
+    ValueError: unknown dataset 'mnist'. Known: digits, ... osr_BENCHMARK_SPLIT, folder:PATH.
     """
     if dataset.startswith(FOLDER):
         parse_address(dataset.removeprefix(FOLDER))
@@ -65,7 +67,12 @@ def check_name(dataset: str) -> None:
             f"unknown open-set split {dataset!r}. Write osr_BENCHMARK_SPLIT: the benchmark is svhn, cifar10 or cifar+, "
             "the split 0 to 4, such as osr_cifar+_3."
         )
-    elif dataset not in NAMES and parse_open_set(dataset) is None:
+    elif dataset.startswith(IMAGENET) and parse_imagenet(dataset) is None:
+        raise ValueError(
+            f"unknown dataset {dataset!r}. Write imagenet or imagenet_lt, or imagenet?size=64 for another size than "
+            "224 (32 to 512)."
+        )
+    elif not is_known(dataset) and parse_open_set(dataset) is None:
         there = f" There is a folder {dataset}: write {FOLDER}{dataset}." if is_folder(dataset) else ""
         known = f"{', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {FOLDER}PATH"
         raise ValueError(f"unknown dataset {dataset!r}. Known: {known}.{there}")
@@ -84,10 +91,11 @@ def load(
         dataset: `digits` (embedded), `cifar10`, `cifar100`, `svhn`, or `folder:PATH` for a folder of class folders
             (`folder:PATH?size=64` for images of another size than 32). A relative PATH is looked up in the working
             directory, then in `root`. `osr_cifar10_0` and the like: the known classes of an open-set split.
+            `imagenet` and `imagenet_lt` (`imagenet?size=64`: of another size than 224).
         root: Folder with the official files: `cifar-10-batches-py/`, `cifar-100-python/`, `svhn/*.mat`; an official
-            `.tar.gz` there is unpacked. By default $MAXSEP_DATA.
-        download: Fetch what is missing into `root`.
-        progress: Called with (bytes so far, bytes in all) while downloading.
+            `.tar.gz` there is unpacked; `imagenet/{train,val}/CLASS/*`, `imagenet-lt/*.txt`. By default $MAXSEP_DATA.
+        download: Fetch what is missing into `root`; ImageNet is not to be had that way.
+        progress: Called with (bytes so far, bytes in all) while downloading or decoding.
 
     >>> load("digits").train.num_classes
     10
@@ -101,6 +109,9 @@ def load(
     if dataset == "digits":
         return load_digits()
     base = data_root(dataset, root)
+    if imagenet := parse_imagenet(dataset):
+        name, size = imagenet
+        return load_imagenet(name, base, size, progress=progress)
     ensure(dataset, base, fetch=download, progress=progress)
     return load_svhn(base) if dataset == "svhn" else load_cifar(dataset, base)
 

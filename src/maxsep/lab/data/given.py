@@ -7,11 +7,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from maxsep.lab.data.folder import FOLDER, files_mark, own_test, parse_address, train_counts
+from maxsep.lab.data.imagenet import NAMES as IMAGENET_NAMES
+from maxsep.lab.data.imagenet import parse_imagenet
 from maxsep.lab.data.locations import find_folder
 
-NAMES = ("digits", "cifar10", "cifar100", "svhn")
+NAMES = ("digits", "cifar10", "cifar100", "svhn", *IMAGENET_NAMES)
 """Datasets that are known by name."""
 _T = TypeVar("_T")
+
+
+def is_known(dataset: str) -> bool:
+    """Whether a dataset is known by name; that of an open-set split is none of these.
+
+    >>> is_known("cifar10"), is_known("imagenet?size=64"), is_known("folder:photos")
+    (True, True, False)
+    """
+    return dataset in NAMES or parse_imagenet(dataset) is not None
 
 
 def name_data(given: str, root: str | Path | None = None, size: int | None = None) -> str:
@@ -20,12 +31,17 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
     Args:
         given: A known name, or the path of a folder of class folders, with or without `folder:` before it.
         root: Where a relative path is looked for if it is not in the working directory.
-        size: Side of the square images that pictures of a folder are cut to; 32 by default.
+        size: Side of the square images that pictures are cut to; 32 by default, and 224 for ImageNet.
 
-    >>> name_data("digits")
-    'digits'
+    >>> name_data("digits"), name_data("imagenet", size=64)
+    ('digits', 'imagenet?size=64')
     """
-    if given in NAMES:
+    if given in IMAGENET_NAMES and size is not None:
+        given = f"{given}?size={size}"
+        if not is_known(given):
+            raise ValueError(f"the images of ImageNet can have sizes from 32 to 512, got --size {size}.")
+        return given
+    if is_known(given):
         if size is not None:
             raise ValueError(f"the images of {given} have a size of their own, got --size {size}. Leave it out.")
         return given
@@ -51,7 +67,7 @@ def is_folder(given: str, root: str | Path | None = None) -> bool:
     >>> is_folder("digits"), is_folder("no/such/folder")
     (False, False)
     """
-    said = not given or given in NAMES or given.startswith((FOLDER, "osr_"))
+    said = not given or is_known(given) or given.startswith((FOLDER, "osr_"))
     return not said and _folder(given, root).is_dir()
 
 

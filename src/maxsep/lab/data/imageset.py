@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Hold a whole split of small images in memory, ready to be moved to a device at once.
+    """Hold a whole split of images in memory, or mapped into it, ready to be moved to a device at once or in batches.
 
     Args:
         images: uint8, (N, C, H, W).
@@ -60,9 +61,31 @@ class ImageSet:
         indices = indices.to(self.images.device)
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
-    def to(self, device: torch.device | str) -> ImageSet:
-        """Move images and labels to a device."""
-        return ImageSet(self.images.to(device), self.labels.to(device), self.classes)
+    def to(self, device: torch.device | str, *, images: bool = True) -> ImageSet:
+        """Move the labels to a device, and the images if they are wanted there: else `batch` moves a few at a time."""
+        return ImageSet(self.images.to(device) if images else self.images, self.labels.to(device), self.classes)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the images at these positions, and their labels, where the labels are.
+
+        Nothing waits for the device: indices are to lie where the images lie. Images that lie on the host go through
+        memory from which a GPU copies by itself, while it still computes what it was given before.
+
+        Args:
+            indices: int64, (B,).
+        """
+        device = self.labels.device
+        labels = self.labels.index_select(0, indices.to(device, non_blocking=True))
+        if self.images.device == device:
+            return self.images.index_select(0, indices), labels
+        picked = torch.empty(len(indices), *self.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        torch.index_select(self.images, 0, indices, out=picked)
+        return picked.to(device, non_blocking=True), labels
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Give all images in their order, so many at a time, where the labels are."""
+        for images in torch.split(self.images, size):
+            yield images.to(self.labels.device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +108,21 @@ class Data:
         if self.calibration is not None:
             self._check("calibration", self.calibration)
 
-    def to(self, device: torch.device | str) -> Data:
-        """Move all splits to a device."""
-        calibration = None if self.calibration is None else self.calibration.to(device)
-        return Data(self.name, self.train.to(device), self.test.to(device), calibration, self.files)
+    @property
+    def bytes(self) -> int:
+        """What the images of all splits take."""
+        splits = (self.train, self.test, self.calibration)
+        return sum(split.images.nbytes for split in splits if split is not None)
+
+    def to(self, device: torch.device | str, *, images: bool = True) -> Data:
+        """Move all splits to a device, or their labels only."""
+        train, test, calibration = (
+            None if split is None else split.to(device, images=images)
+            for split in (self.train, self.test, self.calibration)
+        )
+        assert train is not None
+        assert test is not None
+        return Data(self.name, train, test, calibration, self.files)
 
     def _check(self, kind: str, split: ImageSet) -> None:
         if self.train.classes != split.classes:

@@ -14,8 +14,9 @@ def data_root(dataset: str, root: str | Path | None) -> Path:
     if not given:
         raise ValueError(
             f"{dataset} needs a data folder: pass --data DIR or set {ROOT_VARIABLE}. DIR holds the official files: "
-            "cifar-10-batches-py/, cifar-100-python/, svhn/train_32x32.mat and svhn/test_32x32.mat; --download fetches "
-            "what is missing there. (digits needs none.)"
+            "cifar-10-batches-py/, cifar-100-python/, svhn/train_32x32.mat and svhn/test_32x32.mat, "
+            "imagenet/{train,val}/CLASS/*, imagenet-lt/*.txt; --download fetches what is missing there, but for "
+            "ImageNet. (digits needs none.)"
         )
     return Path(given).expanduser()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maxsep.lab.data.imagenet import parse_imagenet
 from maxsep.lab.data.imageset import Data, ImageSet
 
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -12,8 +13,9 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10_255": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
     "cifar100": ((0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
     "digits": ((0.3053,), (0.3759,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-"""Published constants (CIFAR), and those of all 1,797 digits, on the scale of 0 to 1."""
+"""Published constants (CIFAR, ImageNet), and those of all 1,797 digits, on the scale of 0 to 1."""
 
 NAMES = ("auto", *STATISTICS, "half", "train")
 
@@ -23,7 +25,7 @@ def normalisation(name: str, data: Data) -> tuple[Tensor, Tensor]:
 
     Args:
         name: `cifar10`, `cifar10_255` (of CIFAR-10 too, with the larger stds that out-of-distribution work uses),
-            `cifar100`, `digits`: fixed constants. `half`: 0.5 and 0.5. `train`: measured on
+            `cifar100`, `digits`, `imagenet`: fixed constants. `half`: 0.5 and 0.5. `train`: measured on
             `data.train` (a constant channel gets std 1). `auto`: the constants of the dataset's own name if there
             are any, else `train`. Long-tailed CIFAR-100 is by custom normalised with `cifar10`: name it.
         data: The data to be normalised.
@@ -37,7 +39,7 @@ def normalisation(name: str, data: Data) -> tuple[Tensor, Tensor]:
     [0.31, 0.38]
     """
     if name == "auto":
-        name = data.name if data.name in STATISTICS else "train"
+        name = data.name if data.name in STATISTICS else "imagenet" if parse_imagenet(data.name) else "train"
     channels = data.train.shape[0]
     if name == "half":
         return torch.full((channels,), 0.5), torch.full((channels,), 0.5)

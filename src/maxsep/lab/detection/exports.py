@@ -12,7 +12,7 @@ from torch import Tensor
 from maxsep.lab.data import Data, ImageSet
 from maxsep.lab.detection.judge import Wish, full_precision, judge
 from maxsep.lab.detection.measures import logit_scores
-from maxsep.lab.engine.evaluation import BATCH
+from maxsep.lab.engine.evaluation import batch_of
 from maxsep.lab.serving import Classifier
 
 
@@ -40,7 +40,7 @@ def detect_export(
         )
 
     def scorer(images: ImageSet) -> tuple[dict[str, Tensor], dict[float, Tensor], Tensor]:
-        logits = torch.cat([classifier.logits(batch) for batch in torch.split(images.images, BATCH)])
+        logits = torch.cat([classifier.logits(batch) for batch in images.batches(batch_of(images.shape))])
         return logit_scores(logits, classifier.spec.softmax_scale), {}, logits
 
     with full_precision():

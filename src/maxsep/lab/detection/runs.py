@@ -17,7 +17,7 @@ from maxsep.lab.data import Data, ImageSet, prepare
 from maxsep.lab.detection.distances import Distances, fit_distances
 from maxsep.lab.detection.judge import SCHEMA, Wish, full_precision, judge
 from maxsep.lab.detection.measures import logit_scores
-from maxsep.lab.engine.evaluation import BATCH, predict
+from maxsep.lab.engine.evaluation import batch_of, predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.runs import load_model, load_run
@@ -156,7 +156,7 @@ class _RunScorer:
         if self.wish.odin:
             odin = ODIN(self.pipeline.network, std=self.std)
             odin.temperature /= self.softmax_scale  # softmax(scale * logits / T)
-            found["odin"] = odin.score(map(self.pipeline.normalise, torch.split(images.images, BATCH)))
+            found["odin"] = odin.score(map(self.pipeline.normalise, images.batches(batch_of(images.shape))))
         return found, steps, outputs.logits
 
 

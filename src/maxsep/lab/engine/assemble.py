@@ -13,6 +13,7 @@ from maxsep.lab.engine.losses import build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
 from maxsep.lab.engine.order import Order
+from maxsep.lab.engine.placing import place
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.seeds import derive
@@ -40,14 +41,16 @@ def assemble(
     Changes torch's global random state: network, head and dropout draw from it.
     """
     mean, std = normalisation(spec.normalisation, data)
-    data = data.to(fabric.device)
+    data = place(data, fabric.device)
+    # a graph cannot hold what the host does in every step
+    captures = execution.cuda_graph and data.train.images.device.type == "cuda"
     network = build_model(spec, data.train.shape, data.train.num_classes)
     take_over(spec, network, folder.path.parent)
     if execution.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pipeline = Pipeline(network, mean, std, channels_last=execution.channels_last).to(fabric.device)
     rest(spec, pipeline)
-    optimiser = build_optimiser(spec, network, capturable=execution.cuda_graph)
+    optimiser = build_optimiser(spec, network, capturable=captures)
     if execution.compile:
         _compile(pipeline, spec, execution, fabric.world_size)
     model, wrapped = fabric.setup(pipeline, optimiser)
@@ -78,7 +81,7 @@ def assemble(
         pipeline=pipeline,
         optimiser=optimiser,
         loss=loss,
-        step=CapturedStep(step) if execution.cuda_graph else step,
+        step=CapturedStep(step) if captures else step,
         random=random,
         folder=folder,
         progress=progress,

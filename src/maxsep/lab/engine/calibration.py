@@ -58,7 +58,7 @@ def calibrate(
         `thresholds` by score. The fewer the images, the rougher: below 20 the threshold is the lowest score among them.
     """
     plain = cast(Network, fold(network).float())
-    logits = predict(Pipeline(plain, mean, std).to(images.images.device), images).logits
+    logits = predict(Pipeline(plain, mean, std).to(images.labels.device), images).logits
     thresholds = {name: threshold_at_tpr(scores_of(name, logits, softmax_scale), TPR) for name in SCORES}
     told = {"score": SCORE, "tpr": TPR, "images": len(images), "softmax_scale": softmax_scale}
     return told | {"thresholds": thresholds}

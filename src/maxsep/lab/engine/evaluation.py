@@ -19,6 +19,8 @@ from maxsep.lab.spec import RunSpec
 
 BATCH = 1000
 """Images of one evaluation batch; fixed, so that results do not depend on the training batch."""
+PIXELS = 256 * 224 * 224
+"""Of an evaluation batch at most: there are fewer images in it if they are large."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,29 @@ def predict(pipeline: Pipeline, images: ImageSet, precision: AbstractContextMana
 
     Args:
         pipeline: The network behind its normalisation.
-        images: A split on the same device.
+        images: A split whose labels are on the same device; its images may lie on the host.
         precision: Context to compute in, such as Fabric's autocast.
     """
     was_training = pipeline.training
     pipeline.eval()
     logits, features = [], []
     with torch.no_grad(), precision or nullcontext():
-        for batch in torch.split(images.images, BATCH):
+        for batch in images.batches(batch_of(images.shape)):
             hidden = pipeline.network.features(pipeline.normalise(batch))
             logits.append(pipeline.network.head(hidden).float())
             features.append(hidden.float())
     pipeline.train(was_training)
     return Outputs(torch.cat(logits), torch.cat(features), images.labels)
+
+
+def batch_of(shape: tuple[int, int, int]) -> int:
+    """How many images of this shape are evaluated at a time.
+
+    >>> batch_of((3, 32, 32)), batch_of((3, 224, 224))
+    (1000, 256)
+    """
+    _, height, width = shape
+    return min(BATCH, max(1, PIXELS // (height * width)))
 
 
 def measure(outputs: Outputs, loss: Loss, softmax_scale: float = 1.0) -> dict[str, Any]:

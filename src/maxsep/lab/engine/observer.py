@@ -62,7 +62,7 @@ def make_observer(spec: RunSpec, root: str | Path | None, folder: Path, data: Da
     split = parse_open_set(spec.dataset)
     if not spec.features_at or split is None:
         return None
-    device = data.test.images.device
+    device = data.test.labels.device
     unknown = load_outliers(next(iter(split.unknown)), root, like=spec.dataset, shape=data.test.shape)
     if spec.max_test is not None:
         unknown = unknown.subset(limit(unknown.labels, spec.max_test, spec.subset_seed))

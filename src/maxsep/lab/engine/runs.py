@@ -127,7 +127,7 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     check_classes(data, told["classes"], told["shape"], folder, "Evaluate it on the data that it was trained on.")
     mean, std = torch.tensor(told["mean"]), torch.tensor(told["std"])
     pipeline = Pipeline(network.float(), mean, std).to(device)
-    outputs = predict(pipeline, data.test.to(device))
+    outputs = predict(pipeline, data.test.to(device, images=False))
     loss = last_loss(spec, run.metrics["class_counts"])
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)

@@ -23,7 +23,7 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass
 class Step:
-    """A training step on images that lie on the device; called once per batch.
+    """A training step on images that lie on the device, or are brought there; called once per batch.
 
     Args:
         spec: For the message if a loss is not finite.
@@ -82,8 +82,7 @@ class Step:
 
     def update(self, indices: Tensor, weight: float = 1.0) -> Tensor:
         """Do the step itself. With several processes `weight` makes their mean the mean over all images."""
-        images = self.images.images.index_select(0, indices)
-        target = self.images.labels.index_select(0, indices)
+        images, target = self.images.batch(indices)
         images = self.augment(images, self.generator)
         if self.spec.mixup:
             # bytes mix as what they are normalised to, because the shares sum to 1

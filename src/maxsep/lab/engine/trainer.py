@@ -104,7 +104,7 @@ class Trainer:
         reweight(self.loss, spec, self.class_counts, state.epoch)
         if state.permutation is None:
             state.permutation = self.order.draw(state.epoch, self.random.order)
-        batches = torch.split(state.permutation.to(self.fabric.device), spec.batch_size)
+        batches = torch.split(state.permutation.to(self.data.train.images.device), spec.batch_size)
         self.pipeline.train()
         for position in range(state.step, self.steps):
             began = self.clock()

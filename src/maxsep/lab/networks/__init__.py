@@ -12,6 +12,7 @@ from maxsep.lab.networks.external import LIBRARIES, build_external
 from maxsep.lab.networks.mlp import MLP
 from maxsep.lab.networks.resnet32 import ResNet32
 from maxsep.lab.networks.resnet34 import ResNet34
+from maxsep.lab.networks.resnet50 import ResNet50, ResNet152
 from maxsep.lab.networks.vgg32 import VGG32
 from maxsep.lab.networks.wrn40_2 import WideResNet40
 
@@ -22,6 +23,8 @@ __all__ = [
     "Network",
     "ResNet32",
     "ResNet34",
+    "ResNet50",
+    "ResNet152",
     "Shape",
     "WideResNet40",
     "build",
@@ -34,6 +37,8 @@ _NETWORKS: dict[str, Callable[..., Network]] = {
     "mlp": MLP,
     "resnet32": ResNet32,
     "resnet34": ResNet34,
+    "resnet50": ResNet50,
+    "resnet152": ResNet152,
     "vgg32": VGG32,
     "wrn40_2": WideResNet40,
 }
@@ -45,7 +50,7 @@ def names() -> list[str]:
     """Name the networks of this package; `torchvision/NAME` and `timm/NAME` come on top.
 
     >>> names()
-    ['convnet', 'mlp', 'resnet32', 'resnet34', 'vgg32', 'wrn40_2']
+    ['convnet', 'mlp', 'resnet152', 'resnet32', 'resnet34', 'resnet50', 'vgg32', 'wrn40_2']
     """
     return sorted(_NETWORKS)
 

@@ -10,6 +10,7 @@ from maxsep.lab.recipes import (
     fisher,
     fixed,
     frequency,
+    imagenet,
     longtail,
     ood,
     openset,
@@ -39,7 +40,7 @@ _RECIPES: dict[str, Recipe] = {
         *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
         beyond.SEARCH,
         beyond.RECIPE,
-        *(module.RECIPE for module in (ood, openset, features2d, runtime, demo)),
+        *(module.RECIPE for module in (imagenet, ood, openset, features2d, runtime, demo)),
     )
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from maxsep.lab.data.imagenet import parse_imagenet
 from maxsep.lab.engine.names import check_names
 from maxsep.lab.recipes.longtail import HEADS as COSINES
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
@@ -37,20 +38,24 @@ def usual_batch(num_train: int) -> int:
 
 
 def usual_network(dataset: str) -> str:
-    """Choose the network of a comparison that names none: `mlp` for the digits, `resnet32` for everything else.
+    """Choose the network of a comparison that names none: `mlp` for digits, `resnet50` for ImageNet, else `resnet32`.
 
-    >>> usual_network("digits"), usual_network("folder:photos")
-    ('mlp', 'resnet32')
+    >>> usual_network("digits"), usual_network("imagenet_lt"), usual_network("folder:photos")
+    ('mlp', 'resnet50', 'resnet32')
     """
+    if parse_imagenet(dataset):
+        return "resnet50"
     return "mlp" if dataset == "digits" else "resnet32"
 
 
 def usual_augmentation(dataset: str) -> str:
     """Choose the augmentation of a comparison that names none: `crop_flip`, for digits and house numbers `none`.
 
-    >>> usual_augmentation("svhn"), usual_augmentation("folder:photos")
-    ('none', 'crop_flip')
+    >>> usual_augmentation("svhn"), usual_augmentation("imagenet"), usual_augmentation("folder:photos")
+    ('none', 'resized_crop_flip', 'crop_flip')
     """
+    if parse_imagenet(dataset):
+        return "resized_crop_flip"
     return "none" if dataset in _UPRIGHT else "crop_flip"
 
 

@@ -91,6 +91,25 @@ def long_tailed(spec: RunSpec) -> PaperNumber | None:
     return None if method is None else _number("long_tailed_methods", method, head, _factor(spec))
 
 
+def imagenet(spec: RunSpec, metric: str = "top1") -> PaperNumber | None:
+    """Look up a run's accuracy, `top1` or `top5`, in the table of ImageNet and ImageNet-LT.
+
+    The paper does not say with which radius: the number stands beside radius 1.
+
+    >>> imagenet(RunSpec(dataset="imagenet_lt", network="resnet50", head="maxsep"), "top5").value
+    73.6
+    """
+    if spec.loss != "cross_entropy" or spec.mixup or not _is_unit(spec):
+        return None
+    return _number("imagenet", spec.dataset, spec.network, spec.head, metric)
+
+
+UNTOLD = (
+    "The paper does not say epochs, batch size, augmentation or radius for ImageNet, and no code was released: these "
+    "are our choice."
+)
+
+
 def detection(spec: RunSpec, outliers: str, score: str) -> dict[str, float]:
     """Look up what the paper has on a run's outliers: `fpr95`, `auroc` and `aupr` in percent; nothing if it has not.
 

@@ -221,7 +221,7 @@ def cell_spec(setting: Setting, method: Method) -> RunSpec:
 
 
 def _paper_cell(spec: RunSpec) -> Cell:
-    number = paper.table1(spec) or paper.prototypes(spec) or paper.long_tailed(spec)
+    number = paper.table1(spec) or paper.prototypes(spec) or paper.long_tailed(spec) or paper.imagenet(spec)
     if number is None:
         return EMPTY
     bar = paper.error_bar(spec)
@@ -229,6 +229,8 @@ def _paper_cell(spec: RunSpec) -> Cell:
     notes = list(paper.inconsistencies(spec))
     if paper.long_tailed(spec) is not None:
         notes.append(paper.BEST_EPOCH)
+    if paper.imagenet(spec) is not None:
+        notes.append(paper.UNTOLD)
     notes += _other_epochs(spec)
     if spec.max_train is not None or spec.max_test is not None:
         notes.append("These runs read a part of the data only: not the same experiment.")
@@ -255,6 +257,7 @@ def _paper_values(spec: RunSpec) -> dict[str, Any]:
         "prototypes": paper.prototypes,
         "fisher": paper.fisher,
         "long_tailed": paper.long_tailed,
+        "imagenet": paper.imagenet,
     }
     for name, lookup in lookups.items():
         if (number := lookup(spec)) is not None:

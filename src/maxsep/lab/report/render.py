@@ -24,6 +24,7 @@ from maxsep.lab.report.runtime import is_timing, runtime_section
 from maxsep.lab.report.shots import shots_section
 from maxsep.lab.report.statistics import TEST
 from maxsep.lab.report.svg import HEAD_COLOURS
+from maxsep.lab.report.top5 import top5_section
 
 TITLE = "Maximum class separation: results"
 
@@ -69,6 +70,7 @@ def build(
     tests = family(closed)
     found = (
         sections.accuracy_section(closed, tests),
+        top5_section(closed),
         beyond_section(closed),
         search_section(validation),
         shots_section(closed),

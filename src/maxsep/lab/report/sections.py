@@ -8,7 +8,7 @@ from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.recipe import choose_radii, validation_metric
-from maxsep.lab.report.accuracy import accuracy_tables, compares_directions, has_directions
+from maxsep.lab.report.accuracy import accuracy_tables, cell_spec, compares_directions, has_directions
 from maxsep.lab.report.comparison import Entry, Method, Setting, duel
 from maxsep.lab.report.family import Family
 from maxsep.lab.report.figures import (
@@ -52,7 +52,8 @@ def accuracy_section(settings: Sequence[Setting], tests: Family | None = None) -
         )
     text = (f"Every gain is shown twice: over {heads}. Only the second says what the matrix itself does.",)
     tables = tuple(accuracy_tables(settings, tests))
-    after = (paper.PATTERN,) if any("paper, %" in table.columns for table in tables) else ()
+    runs = (cell_spec(setting, method) for setting in settings for method in setting.entries)
+    after = (paper.PATTERN,) if any(map(paper.table1, runs)) else ()
     return Section("accuracy", "Accuracy", text, tables, after=after)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from maxsep.lab.data import FOLDER, NAMES, Data, name_data, prepare
+from maxsep.lab.data import FOLDER, Data, is_known, name_data, prepare
 from maxsep.lab.engine.calibration import with_rejected
-from maxsep.lab.engine.evaluation import BATCH, Outputs, measure
+from maxsep.lab.engine.evaluation import Outputs, batch_of, measure
 from maxsep.lab.engine.losses import last_loss
 from maxsep.lab.engine.runs import check_classes
 from maxsep.lab.serving.classifier import Classifier
@@ -29,7 +29,7 @@ def export_data(classifier: Classifier, root: str | Path | None = None, dataset:
     """
     spec, (_, height, _) = classifier.spec, classifier.shape
     if dataset is not None:
-        size = None if dataset in NAMES or "?size=" in dataset else height
+        size = None if is_known(dataset) or "?size=" in dataset else height
         spec = spec.replace(dataset=name_data(dataset, root, size))
     try:
         data = prepare(spec, root)
@@ -54,7 +54,7 @@ def evaluate_export(classifier: Classifier, data: Data) -> dict[str, Any]:
     Returns:
         `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `unknown`.
     """
-    logits = torch.cat([classifier.logits(batch) for batch in torch.split(data.test.images, BATCH)])
+    logits = torch.cat([classifier.logits(batch) for batch in data.test.batches(batch_of(data.test.shape))])
     loss = last_loss(classifier.spec, classifier.class_counts or data.train.class_counts)
     metrics = measure(Outputs(logits, logits, data.test.labels), loss, classifier.spec.softmax_scale)
     return metrics | {"unknown": with_rejected(classifier.unknown, logits)}

@@ -1,0 +1,107 @@
+"""ImageNet and ImageNet-LT: what is read from the official layout, and what is said where it is not there."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from maxsep.lab.data import check_name, load, prepare
+from maxsep.lab.data.imagenet import parse_imagenet
+from maxsep.lab.spec import RunSpec
+
+
+@pytest.fixture
+def root(tmp_path, tiny_imagenet):
+    return tiny_imagenet(tmp_path)
+
+
+def reds(images):
+    """The class that every picture says it is of."""
+    return (images[:, 0].float().mean((1, 2)) / 80).round().long()
+
+
+@pytest.mark.parametrize(("name", "counts"), [("imagenet", [5, 3, 2]), ("imagenet_lt", [4, 3, 2])])
+def test_pictures_have_the_labels_of_their_folders(root, name, counts):
+    data = load(f"{name}?size=32", root)
+    assert data.name == f"{name}?size=32"
+    assert data.train.classes == data.test.classes == ("n00000000", "n00000001", "n00000002")
+    assert data.train.class_counts == counts
+    assert data.test.class_counts == [2, 2, 2]
+    assert data.train.shape == (3, 32, 32)
+    for split in (data.train, data.test):
+        assert torch.equal(reds(split.images), split.labels)
+
+
+def test_the_usual_size_is_224_and_has_no_name(root):
+    data = load("imagenet_lt", root)
+    assert (data.name, data.train.shape) == ("imagenet_lt", (3, 224, 224))
+
+
+def test_a_run_may_take_a_part_of_it(root):
+    data = prepare(RunSpec(dataset="imagenet?size=32", max_train=4, max_test=3), root)
+    assert (len(data.train), len(data.test)) == (4, 3)
+    assert torch.equal(reds(data.train.images), data.train.labels)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("imagenet?size=31", None), ("imagenet_lt?size=512", 512)])
+def test_sizes(name, expected):
+    found = parse_imagenet(name)
+    assert (found and found[1]) == expected
+
+
+@pytest.mark.parametrize("name", ["imagenet?size=16", "imagenet21k", "imagenet_lt?size=x"])
+def test_names_that_are_none(name):
+    with pytest.raises(ValueError, match=re.escape(f"unknown dataset {name!r}. Write imagenet or imagenet_lt, or")):
+        check_name(name)
+
+
+def test_missing_pictures(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"imagenet is not in .* expected imagenet/train/CLASS/\*"):
+        load("imagenet", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"imagenet_lt needs the pictures of ImageNet, and .*imagenet is no"):
+        load("imagenet_lt", tmp_path)
+    assert list(tmp_path.iterdir()) == []  # a question leaves no folders behind
+
+
+def test_missing_lists(root):
+    shutil.rmtree(root / "imagenet-lt")
+    with pytest.raises(FileNotFoundError, match=r"expected the list .*ImageNet_LT_train.txt. Put the published lists"):
+        load("imagenet_lt", root)
+
+
+def test_validation_pictures_that_are_not_sorted(root):
+    for path in (root / "imagenet/val").glob("*/*"):
+        path.rename(root / "imagenet/val" / f"{path.parent.name}_{path.name}")
+    for folder in (root / "imagenet/val").glob("*/"):
+        folder.rmdir()
+    with pytest.raises(ValueError, match=r"val has no class folders. Sort its pictures into one folder for each class"):
+        load("imagenet?size=32", root)
+
+
+def test_a_class_without_pictures(root):
+    (root / "imagenet/train/n00000003").mkdir()
+    with pytest.raises(ValueError, match=r"n00000003 holds no image. Unpack its archive again"):
+        load("imagenet?size=32", root)
+
+
+def test_classes_that_are_only_in_one_split(root):
+    shutil.rmtree(root / "imagenet/val/n00000002")
+    with pytest.raises(ValueError, match="Both splits must have the same classes"):
+        load("imagenet?size=32", root)
+
+
+@pytest.mark.parametrize(
+    ("split", "text", "message"),
+    [
+        ("train", "train/n0/a.JPEG\n", r"line 1 of .*train.txt is 'train/n0/a.JPEG'; expected a path and a label"),
+        ("train", "", r"train.txt is empty. Take the published list."),
+        ("train", "a/b.JPEG 0\na/c.JPEG 2\n", r"train.txt has no picture of class 1. Take the published list."),
+        ("test", "val/n00000000/val_0.JPEG 7\n", r"test.txt has label 7, and the training list has 3 classes."),
+        ("train", "train/n00000000/gone.JPEG 0\n", r"gone.JPEG cannot be read as an image \(FileNotFoundError"),
+    ],
+)
+def test_lists_that_are_not_the_published_ones(root, split, text, message):
+    (root / f"imagenet-lt/ImageNet_LT_{split}.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load("imagenet_lt?size=32", root)
