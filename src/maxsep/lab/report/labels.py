@@ -24,6 +24,8 @@ _AUGMENTATIONS = {
     "crop_flip": "crop and flip",
     "crop_flip_rotate": "crop, flip and rotation",
     "crop_flip_auto_cutout": "crop, flip, AutoAugment and cutout",
+    "resized_crop_flip": "resized crop and flip",
+    "resized_crop_flip_jitter": "resized crop, flip and colour jitter",
 }
 _CAPITALS = {"nesterov": "Nesterov"}
 
