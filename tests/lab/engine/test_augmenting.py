@@ -6,7 +6,10 @@ import torch
 from maxsep.lab.data import augmentation
 from maxsep.lab.engine.augmenting import CompiledAugmentation
 
-NAMES = ["none", "crop_flip", "crop_flip_rotate", "crop_flip_auto_cutout", "rand_augment_m6", "rand_augment_digits_m18"]
+NAMES = [
+    *("none", "crop_flip", "crop_flip_rotate", "crop_flip_auto_cutout", "rand_augment_m6", "rand_augment_digits_m18"),
+    *("resized_crop_flip", "resized_crop_flip_jitter"),
+]
 
 
 def images(count=16):
@@ -35,6 +38,7 @@ def test_a_short_batch_is_not_compiled(monkeypatch):
     assert compiled(short, torch.Generator().manual_seed(0)).equal(expected)
 
 
-def test_the_real_compiler_keeps_every_byte():
-    expected, found = both("crop_flip_auto_cutout", images(), "inductor")
+@pytest.mark.parametrize("name", ["crop_flip_auto_cutout", "resized_crop_flip_jitter"])
+def test_the_real_compiler_keeps_every_byte(name):
+    expected, found = both(name, images(), "inductor")
     assert torch.stack(found).equal(torch.stack(expected))

@@ -1,4 +1,4 @@
-"""Random crop, flip and rotation of whole uint8 batches, on the device where the images lie.
+"""Random crop, flip and rotation of whole uint8 batches, on the device where the images lie; names of these and others.
 
 Each of the three moves pixels without mixing them and fills with zero, so their composition is one gather: the
 source position of every output pixel is computed with integers, from the last step back to the first.
@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from maxsep.lab.data.colour_jitter import ColourJitter
+from maxsep.lab.data.pixel_ops import check_images
 from maxsep.lab.data.rand_augment import HIGHEST, RandAugment
+from maxsep.lab.data.resized_crop import ResizedCrop
 from maxsep.lab.data.strong import Strong
 
 _ONE = 1 << 16
@@ -64,7 +67,7 @@ class Augmentation:
 
     def draw(self, images: Tensor, generator: torch.Generator) -> Draw:
         """Draw the parameters for a batch without applying them."""
-        _check(images)
+        check_images(images)
         batch, device = len(images), images.device
         top = left = flip = angle = None
         if self.crop:
@@ -80,7 +83,7 @@ class Augmentation:
 
     def apply(self, images: Tensor, draw: Draw) -> Tensor:
         """Apply drawn parameters: uint8 (B, C, H, W) in, the same out."""
-        _check(images)
+        check_images(images)
         batch, channels, height, width = images.shape
         row = torch.arange(height, device=images.device).view(1, height, 1)
         column = torch.arange(width, device=images.device).view(1, 1, width)
@@ -109,7 +112,7 @@ class Chain:
     Strong(policy=False, cutout=True)
     """
 
-    steps: tuple[Augmentation | Strong | RandAugment, ...]
+    steps: tuple[Augmentation | Strong | RandAugment | ResizedCrop | ColourJitter, ...]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
@@ -127,6 +130,7 @@ class Chain:
 
 
 _WEAK = Augmentation(crop=True, flip=True)
+_RESIZED = (ResizedCrop(), Augmentation(flip=True))
 _NAMED: dict[str, Augmentation | Chain] = {
     "none": Augmentation(),
     "crop_flip": _WEAK,
@@ -134,6 +138,8 @@ _NAMED: dict[str, Augmentation | Chain] = {
     "crop_flip_cutout": Chain((_WEAK, Strong(cutout=True))),
     "crop_flip_auto": Chain((_WEAK, Strong(policy=True))),
     "crop_flip_auto_cutout": Chain((_WEAK, Strong(policy=True, cutout=True))),
+    "resized_crop_flip": Chain(_RESIZED),
+    "resized_crop_flip_jitter": Chain((*_RESIZED, ColourJitter())),
 }
 
 
@@ -144,6 +150,9 @@ def augmentation(name: str) -> Augmentation | Chain:
     (AutoAugment's CIFAR policy), `crop_flip_cutout` (a hole of half the width) or both, `crop_flip_auto_cutout`.
     Before crop and flip, `rand_augment_mM` (RandAugment, one operation at level M of 30; open-set recognition takes
     m6 for CIFAR) or, without rotation and translations, `rand_augment_digits_mM` (m18 for SVHN).
+    For photographs, as on ImageNet, `resized_crop_flip` (a rectangle of 8 to 100 percent of the area, scaled to the
+    whole image, then the flip) and `resized_crop_flip_jitter` (then brightness, contrast and saturation, each times
+    0.6 to 1.4).
 
     A flip before the crop, as some protocols have it, needs no name of its own: shifts are as likely to the left as to
     the right, so both orders give the same pictures with the same probabilities.
@@ -182,11 +191,3 @@ def _fixed(value: Tensor) -> Tensor:
 
 def _within(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
     return (row >= 0) & (row < height) & (column >= 0) & (column < width)
-
-
-def _check(images: Tensor) -> None:
-    if images.ndim != 4 or images.dtype != torch.uint8:
-        raise ValueError(
-            f"augmentation takes uint8 images of shape (B, C, H, W), got {images.dtype} {tuple(images.shape)}. "
-            "Augment before converting to float."
-        )

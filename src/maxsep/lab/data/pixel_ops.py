@@ -43,9 +43,9 @@ def operate(images: Tensor, chosen: Tensor, tables: Tables) -> Tensor:
     new = torch.where(autocontrast, _stretch(value, low, high, tables), new)
     new = torch.where(equalise, _equalise(value, counts, high, pixels.shape[2]), new)
 
-    grey = _grey(pixels)
-    degenerate = torch.where(contrast, _mean(grey), _smooth(moved.view_as(images)).flatten(2))
-    degenerate = torch.where(colour, grey, degenerate)
+    shades = grey(pixels)
+    degenerate = torch.where(contrast, mean_grey(shades), _smooth(moved.view_as(images)).flatten(2))
+    degenerate = torch.where(colour, shades, degenerate)
     index = torch.add(pixels, degenerate, alpha=256) + tables.factor.index_select(0, chosen).view(-1, 1, 1)
     return torch.where(blended, tables.mixtures.take(index), new.gather(2, pixels)).view_as(images)
 
@@ -68,16 +68,12 @@ def paint(images: Tensor, rows: Tensor, columns: Tensor, colour: Tensor) -> Tens
     return torch.where(inside.unsqueeze(1), colour, images)
 
 
-def _between(edges: Tensor, size: int) -> Tensor:
-    """Which places of a line of pixels lie between two edges: bool (B, size)."""
-    place = torch.arange(size, device=edges.device)
-    first, end = edges.unsqueeze(2)
-    inside: Tensor = (place >= first) & (place < end)
-    return inside
+def grey(pixels: Tensor) -> Tensor:
+    """Find how bright colours are, in Pillow's integers: integers of at least 32 bits (B, C, N) to (B, 1, N).
 
-
-def _grey(pixels: Tensor) -> Tensor:
-    """The brightness of colours, (B, 1, H * W), in Pillow's integers."""
+    >>> grey(torch.tensor([[[255, 0], [255, 0], [255, 200]]])).tolist()
+    [[[255, 23]]]
+    """
     if pixels.shape[1] == 1:
         return pixels
     red, green, blue = pixels.unbind(1)
@@ -85,10 +81,34 @@ def _grey(pixels: Tensor) -> Tensor:
     return ((total + 0x8000) >> 16).unsqueeze(1)
 
 
-def _mean(grey: Tensor) -> Tensor:
-    """The mean brightness, rounded, (B, 1, 1)."""
-    count = grey.shape[2]
-    return (grey.sum(2, keepdim=True) + count // 2) // count
+def mean_grey(shades: Tensor) -> Tensor:
+    """Average what `grey` gives over an image, rounded half up: integers (B, 1, N) to int64 (B, 1, 1).
+
+    >>> mean_grey(torch.tensor([[[1, 2, 2, 1]]])).tolist()
+    [[[2]]]
+    """
+    count = shades.shape[2]
+    return (shades.sum(2, keepdim=True) + count // 2) // count
+
+
+def check_images(images: Tensor) -> None:
+    """Raise unless this is a batch of uint8 images.
+
+    >>> check_images(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    """
+    if images.ndim != 4 or images.dtype != torch.uint8:
+        raise ValueError(
+            f"augmentation takes uint8 images of shape (B, C, H, W), got {images.dtype} {tuple(images.shape)}. "
+            "Augment before converting to float."
+        )
+
+
+def _between(edges: Tensor, size: int) -> Tensor:
+    """Which places of a line of pixels lie between two edges: bool (B, size)."""
+    place = torch.arange(size, device=edges.device)
+    first, end = edges.unsqueeze(2)
+    inside: Tensor = (place >= first) & (place < end)
+    return inside
 
 
 def _smooth(images: Tensor) -> Tensor:

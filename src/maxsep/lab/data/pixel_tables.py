@@ -73,6 +73,21 @@ def tabulate(
     return Tables(source.to(device), outside.to(device), fill, *(table.to(device) for table in everything))
 
 
+def blend(start: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+    """Mix start + factor * (value - start) in float32, cut off to bytes, as Pillow does: uint8.
+
+    Args:
+        start: The degenerate image, whole numbers from 0 to 255, not of type uint8, whose differences wrap round.
+        value: The image, likewise.
+        factor: float32; 1 gives the image, more than 1 goes away from `start`.
+
+    >>> blend(torch.tensor([0, 128, 128]), torch.tensor([200, 200, 30]), torch.tensor(1.5)).tolist()
+    [255, 236, 0]
+    """
+    mixed: Tensor = start + factor * (value - start)
+    return mixed.clamp(0, 255).to(torch.uint8)
+
+
 def _positions(operations: tuple[Operation, ...], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Where every output pixel comes from, nearest neighbour, and whether that is outside the image."""
     maps = torch.tensor([_inverse_map(*operation, height, width) for operation in operations], dtype=torch.float64)
@@ -117,11 +132,9 @@ def _values(name: str, amount: float) -> Tensor:
 
 
 def _mixtures(factor: float) -> Tensor:
-    """Blend every value with every degenerate one: start + factor * (value - start), cut to bytes: uint8 (256, 256)."""
+    """Blend every value with every degenerate one: uint8 (256, 256)."""
     value = torch.arange(256, dtype=torch.float32)
-    start = value[:, None]
-    mixed: Tensor = start + torch.tensor(factor, dtype=torch.float32) * (value - start)
-    return mixed.clamp(0, 255).to(torch.uint8)
+    return blend(value[:, None], value, torch.tensor(factor, dtype=torch.float32))
 
 
 def _stretches() -> tuple[Tensor, Tensor]:
