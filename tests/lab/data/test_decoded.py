@@ -91,6 +91,22 @@ def test_files_that_do_not_belong_together(tmp_path, split, damage):
         read_decoded(tmp_path / "kept/train", 16, never)
 
 
+def test_what_a_killed_process_left_goes(tmp_path, split):
+    code = (
+        "import sys, os, signal; from pathlib import Path; from maxsep.lab.data import decoded\n"
+        "split = decoded.Listed(('a',), (tuple(sorted(Path(sys.argv[1]).iterdir())),))\n"
+        "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "decoded.read_decoded(Path(sys.argv[2]) / 'train', 16, lambda: split, die)"
+    )
+    arguments = [str(tmp_path / "pictures"), str(tmp_path / "kept")]
+    killed = subprocess.run([sys.executable, "-c", code, *arguments], timeout=120, check=False)
+    assert killed.returncode == -9
+    assert len(list((tmp_path / "kept").glob(".train-16.npy.tmp-*"))) == 1
+    images = read_decoded(tmp_path / "kept/train", 16, lambda: split)
+    assert torch.equal(images.images, torch.from_numpy(decode(split.files, (3, 16, 16))[0]))
+    assert not list((tmp_path / "kept").glob("*.tmp-*"))
+
+
 def test_of_two_processes_one_decodes(tmp_path, split):
     code = (
         "import sys; from pathlib import Path; from maxsep.lab.data.decoded import Listed, read_decoded\n"

@@ -467,7 +467,7 @@ def test_a_download_is_allowed_only_where_it_is_asked_for(tmp_path, monkeypatch,
     train(spec, data_root=tmp_path, runs=tmp_path, execution=CPU, **({"download": True} if download else {}))
     assert asked == [(tmp_path, download)]
     told = [line.removeprefix(f"{spec.name}: ") for line in capsys.readouterr().err.splitlines()]
-    assert told[:3] == ["downloaded 10 of 30 MB", "downloaded 30 of 30 MB", "training, 3 steps"]
+    assert told[:3] == ["data: 10 of 30 MB", "data: 30 of 30 MB", "training, 3 steps"]
 
 
 def test_the_number_of_threads_can_be_set(tmp_path):

@@ -51,7 +51,7 @@ def test_a_download_is_seen(monkeypatch):
     with choose_progress(SPEC, True, stream) as progress:
         progress.download(17_000_000, 170_498_071)
         progress.download(170_498_071, 170_498_071)
-    assert "downloaded 170 of 170 MB" in stream.getvalue()
+    assert "data: 170 of 170 MB" in stream.getvalue()
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):

@@ -81,6 +81,8 @@ def _names(place: Path, size: int) -> tuple[Path, Path]:
 def _decode(split: Listed, size: int, images: Path, about: Path, progress: Progress | None) -> None:
     import numpy as np
 
+    for left in images.parent.glob(f".{images.name}.tmp-*"):  # by a process that was killed: the lock is ours
+        left.unlink()
     files, shape = split.files, (3, size, size)
     _check_room(images, len(files) * 3 * size * size)
     temporary = images.with_name(f".{images.name}.tmp-{os.getpid()}")

@@ -18,7 +18,7 @@ from maxsep.durable import sync_file, sync_folder
 from maxsep.lab.data.lock import locked
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes on disk, bytes in all) as a download goes on."""
+"""Called with (bytes on disk, bytes in all) as data are downloaded or decoded."""
 
 _CHUNK = 1 << 20
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)

@@ -21,7 +21,7 @@ class Progress:
         return None
 
     def download(self, done: int, total: int) -> None:
-        """Tell how many bytes of a dataset have come."""
+        """Tell how many bytes of a dataset have come, or are decoded."""
 
     def start(self, done: int, total: int) -> None:
         """Tell how many steps the run has, and how many were done before a resume."""
@@ -124,12 +124,12 @@ def describe(spec: RunSpec, row: dict[str, Any]) -> str:
 
 
 def describe_bytes(done: int, total: int) -> str:
-    """Put the progress of a download into words.
+    """Put the progress of data that are downloaded, or decoded for the first time, into words.
 
     >>> describe_bytes(17_000_000, 170_498_071)
-    'downloaded 17 of 170 MB'
+    'data: 17 of 170 MB'
     """
-    return f"downloaded {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+    return f"data: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
 
 
 def choose_progress(spec: RunSpec, wanted: bool, stream: TextIO | None = None) -> Progress:
