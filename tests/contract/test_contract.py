@@ -42,7 +42,7 @@ def test_torch_jit_traces_every_head_for_any_batch(name, options, num_classes, t
     assert torch.allclose(traced(x), head(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"normalise": True}, {"bias": True}, {"reserved": 3}])
+@pytest.mark.parametrize("options", [{"normalise": True}, {"bias": True}, {"reserved": 3}, {"rotation": 0}])
 def test_options_of_the_etf_head_meet_it_too(options):
     check_head(small("etf", **options))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maxsep import MaxSeparationHead, heads, simplex
+from maxsep import MaxSeparationHead, grow, heads, simplex
 
 
 def small(name, in_features=12, num_classes=5, **options):
@@ -136,6 +136,47 @@ def test_etf_is_the_simplex_on_the_features(x):
         heads.build("etf", 3, 5)
 
 
+def test_turned_etf_is_the_simplex_on_directions_of_all_features(x):
+    head = heads.build("etf", 12, 5, radius=0.5, rotation=3)
+    rows = head.directions
+    torch.testing.assert_close(rows @ rows.T, torch.eye(4))
+    torch.testing.assert_close(head(x), 0.5 * x @ rows.T @ simplex(5))
+    assert torch.equal(heads.build("etf", 12, 5, rotation=3).directions, rows)  # whatever was drawn in between
+    assert not torch.allclose(heads.build("etf", 12, 5, rotation=4).directions, rows)
+    assert "rotation=3" in repr(head)
+    # a head with vertices in reserve has the same coordinates for the classes that come later
+    kept = heads.build("etf", 12, 3, reserved=2, rotation=3, bias=True)
+    grown = grow(kept, 2)
+    assert grown.rotation == 3
+    torch.testing.assert_close(grown(x)[:, :3], kept(x))
+    torch.testing.assert_close(grown(x), x @ rows.T @ simplex(5))
+
+
+def test_orthonormal_head_has_fixed_vectors_at_right_angles(x):
+    head = heads.build("orthonormal", 12, 5, radius=2.0)
+    torch.testing.assert_close(head.directions @ head.directions.T, torch.eye(5))
+    torch.testing.assert_close(head(x), 2 * x @ head.directions.T)
+    cosine = heads.build("orthonormal", 12, 5, normalise=True, temperature=0.1, bias=True)
+    torch.testing.assert_close(cosine(x), 10 * nn.functional.normalize(x, dim=1) @ head.directions.T)
+    assert [name for name, _ in cosine.named_parameters()] == ["bias"]
+    assert "temperature=0.1" in repr(cosine)
+    with pytest.raises(ValueError, match=r"5 class vectors at right angles need at least as many .* got in_features=4"):
+        heads.build("orthonormal", 4, 5)
+    with pytest.raises(ValueError, match="rotation"):
+        heads.build("orthonormal", 12, 5, rotation=-1)
+
+
+def test_directions_move_and_are_made_as_other_tensors_are():
+    head = heads.build("etf", 12, 5, rotation=0).to(torch.float64)
+    assert head.class_vectors().dtype == head.directions.dtype == torch.float64
+    assert head.half()(torch.zeros(2, 12, dtype=torch.float16)).dtype == torch.float16
+    with torch.device("meta"):
+        empty = heads.build("orthonormal", 12, 5)
+    assert empty.directions.is_meta
+    empty.to_empty(device="cpu").reset_parameters()
+    assert torch.equal(empty.directions, heads.build("orthonormal", 12, 5).directions)
+
+
 def test_hpn_compares_directions_with_fixed_prototypes(x):
     head = small("hpn", radius=2.0)
     z = nn.functional.normalize(x @ head.weight.T + head.bias, dim=1)
@@ -179,6 +220,7 @@ def test_meta_device_then_to_empty(name, x):
 def test_state_dict_keys_are_frozen(name):
     expected = {
         "etf": {"_extra_state"},
+        "orthonormal": {"directions", "_extra_state"},
         "cosine": {"weight", "_extra_state"},
         "cosine_maxsep": {"weight", "_extra_state"},
         "hpn": {"weight", "bias", "prototypes", "_extra_state"},
@@ -186,6 +228,18 @@ def test_state_dict_keys_are_frozen(name):
         "extra_layer": {"weight", "bias", "extra.weight", "extra.bias", "_extra_state"},
     }.get(name, {"weight", "bias", "_extra_state"})
     assert set(small(name).state_dict()) == expected
+
+
+def test_state_dicts_may_be_averaged():
+    """As federated training does it: in float32, back in the precision that each tensor had."""
+    states = [MaxSeparationHead(12, 5, radius=0.3).state_dict() for _ in range(3)]
+    averaged = {
+        name: torch.stack([state[name].float() for state in states]).mean(0).to(states[0][name].dtype)
+        for name in states[0]
+    }
+    MaxSeparationHead(12, 5, radius=0.3).load_state_dict(averaged)
+    with pytest.raises(ValueError, match="trained at radius"):
+        MaxSeparationHead(12, 5, radius=0.30001).load_state_dict(averaged)
 
 
 def test_state_dict_of_another_size_or_radius_is_refused():
@@ -262,7 +316,7 @@ def test_heads_without_a_radius_say_so():
 def test_registry():
     assert set(heads.names()) == {
         "maxsep", "plain", "scaled", "centred", "twin", "learnable_matrix", "extra_layer", "etf", "hpn",
-        "cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine",
+        "cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine", "orthonormal",
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"unknown head 'nope'. Known: .*maxsep"):
         heads.build("nope", 12, 5)

@@ -5,8 +5,9 @@ from maxsep.heads.class_parallel import ClassParallelHead
 from maxsep.heads.contract import HeadContractError, check_head
 from maxsep.heads.controls import CentredHead, PlainHead, ScaledHead, TwinHead
 from maxsep.heads.cosine import CentredCosineHead, CosineHead, CosineMaxSeparationHead, MaxSeparationCosineHead
-from maxsep.heads.fixed import ETFHead, HPNHead
+from maxsep.heads.fixed import HPNHead
 from maxsep.heads.maxsep import MaxSeparation, MaxSeparationHead
+from maxsep.heads.on_features import ETFHead, OrthonormalHead
 from maxsep.heads.prototypes import optimise_prototypes
 from maxsep.heads.registry import build, names, register
 from maxsep.heads.scaling import LogitScaledHead
@@ -28,6 +29,7 @@ __all__ = [
     "MaxSeparation",
     "MaxSeparationCosineHead",
     "MaxSeparationHead",
+    "OrthonormalHead",
     "PlainHead",
     "ScaledHead",
     "TwinHead",

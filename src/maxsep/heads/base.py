@@ -56,7 +56,8 @@ class Identified(nn.Module):
                 f"this state dict is of a head with {classes:.0f} classes, but the head has {self.num_classes}. "
                 f"Build it with num_classes={classes:.0f}, load, and use grow() if classes are to be added."
             )
-        if not math.isclose(radius, self.radius, rel_tol=slack, abs_tol=0.0):
+        # who averages the state dicts of several models does so in float32, whatever it is cast to afterwards
+        if not math.isclose(radius, self.radius, rel_tol=max(slack, 1e-6), abs_tol=0.0):
             raise ValueError(
                 f"this state dict was trained at radius {radius}, but the head has radius {self.radius}: "
                 f"its logits would be {self.radius / radius:.3g} times what they were. Build it with radius={radius}."

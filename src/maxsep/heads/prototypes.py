@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from maxsep.checks import check_count, check_num_classes
 
-__all__ = ["optimise_prototypes"]
+__all__ = ["optimise_prototypes", "orthonormal_rows"]
 
 
 @lru_cache(maxsize=16)
@@ -46,3 +46,22 @@ def optimise_prototypes(
             gradient = vectors[nearest].index_add(0, nearest, vectors)
             vectors = F.normalize(vectors - learning_rate / num_classes * gradient, dim=1)
     return vectors
+
+
+@lru_cache(maxsize=16)
+def orthonormal_rows(count: int, width: int, seed: int = 0) -> Tensor:
+    """Draw `count` directions of R^width at right angles, (count, width), uniformly among all such: float64.
+
+    They are a function of the arguments alone, up to rounding the same on every machine. The result is shared between
+    calls: clone it before changing it.
+
+    >>> rows = orthonormal_rows(2, 5)
+    >>> torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(width, count, generator=generator, dtype=torch.float64)
+    columns, upper = torch.linalg.qr(drawn)
+    # the signs of a QR decomposition are the library's choice; with a positive diagonal there is one only
+    rows: Tensor = (columns * upper.diagonal().sign()).T.contiguous()
+    return rows

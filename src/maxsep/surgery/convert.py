@@ -23,7 +23,7 @@ __all__ = ["HeadRecord", "fit_to_model", "records_of"]
 State = dict[str, Tensor]
 MATRIX = "matrix"
 """The kind of a MaxSeparation, which is a layer and no head."""
-OPTIONS = ("normalise", "temperature", "reserved", "iterations")
+OPTIONS = ("normalise", "temperature", "reserved", "rotation", "iterations")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _kind(head: nn.Module) -> str:
 
 
 def _options(head: Head) -> dict[str, Any]:
-    told = {name: getattr(head, name) for name in OPTIONS if hasattr(head, name)}
+    told = {name: value for name in OPTIONS if (value := getattr(head, name, None)) is not None}
     return {"bias": getattr(head, "bias", None) is not None} | told | _basis(head)
 
 

@@ -135,10 +135,13 @@ def _grown_etf(head: ETFHead, new_classes: int) -> ETFHead:
         normalise=head.normalise,
         temperature=head.temperature,
         reserved=head.reserved - new_classes,
+        rotation=head.rotation,
         bias=head.bias is not None,
         device=None if head.bias is None else head.bias.device,
         dtype=None if head.bias is None else head.bias.dtype,
     )
     if head.bias is not None and new.bias is not None:
         new.bias[: head.num_classes].copy_(head.bias)
+    if head.directions is not None:
+        new.directions = head.directions.clone()  # those it was trained with, wherever they came from
     return new

@@ -79,6 +79,7 @@ def test_splits_of_the_same_classes_are_marked():
     assert marked == {
         "svhn": [None, 0, None, None, None],
         "cifar10": [None, 0, None, None, None],
+        "digits": [None] * 5,
         "cifar+": [None, None, 1, None, None],
     }
 

@@ -64,8 +64,8 @@ def check_name(dataset: str) -> None:
         parse_address(dataset.removeprefix(FOLDER))
     elif dataset.startswith("osr_") and parse_open_set(dataset) is None:
         raise ValueError(
-            f"unknown open-set split {dataset!r}. Write osr_BENCHMARK_SPLIT: the benchmark is svhn, cifar10 or cifar+, "
-            "the split 0 to 4, such as osr_cifar+_3."
+            f"unknown open-set split {dataset!r}. Write osr_BENCHMARK_SPLIT: the benchmark is svhn, cifar10, cifar+ "
+            "or digits, the split 0 to 4, such as osr_cifar+_3."
         )
     elif dataset.startswith(IMAGENET) and parse_imagenet(dataset) is None:
         raise ValueError(

@@ -12,9 +12,9 @@ from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.open_set_splits import KNOWN, UNKNOWN_OF_CIFAR100
 
 SPLITS = 5
-SOURCES = {"svhn": "svhn", "cifar10": "cifar10", "cifar+": "cifar10"}
+SOURCES = {"svhn": "svhn", "cifar10": "cifar10", "cifar+": "cifar10", "digits": "digits"}
 """Benchmark and the dataset that its known classes come from."""
-_NAME = re.compile(r"osr_(svhn|cifar10|cifar\+)_([0-4])")
+_NAME = re.compile(r"osr_(svhn|cifar10|cifar\+|digits)_([0-4])")
 
 
 @dataclass(frozen=True)

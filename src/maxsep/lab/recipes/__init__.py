@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from maxsep.lab.recipes import (
     beyond,
+    compatible,
     demo,
     errorbars,
     features2d,
@@ -40,7 +41,7 @@ _RECIPES: dict[str, Recipe] = {
         *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
         beyond.SEARCH,
         beyond.RECIPE,
-        *(module.RECIPE for module in (imagenet, ood, openset, features2d, runtime, demo)),
+        *(module.RECIPE for module in (imagenet, ood, openset, features2d, compatible, runtime, demo)),
     )
 }
 

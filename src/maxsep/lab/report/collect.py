@@ -7,11 +7,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from maxsep.lab.report.beside import check_detection, check_features
+from maxsep.lab.report.beside import check_compatibility, check_detection, check_features
 from maxsep.lab.spec import RunSpec
 
+_Beside = Literal["detection", "features", "compatibility"]
+_BESIDE = get_args(_Beside)
+"""Files beside a result, by name."""
 _MARKS = ("spec.json", "result.json", "metrics.jsonl", "failure.json", "weights.safetensors", "resume")
 
 
@@ -35,6 +38,8 @@ class Record:
     """What `detection.json` says, if it is there and whole."""
     features: dict[str, Any] | None = None
     """Likewise `features.json`."""
+    compatibility: dict[str, Any] | None = None
+    """Likewise `compatibility.json`."""
 
     def value(self, metric: str) -> float | None:
         """A metric as a finite number, or nothing."""
@@ -49,18 +54,18 @@ class Problem:
     """A folder, or a file beside runs, that holds no usable result, and why."""
 
     folder: Path
-    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing", "detection", "features"]
+    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing", "detection", "features", "compatibility"]
     reason: str
 
     @property
     def is_run(self) -> bool:
         """Whether a run's own result is missing, and not something beside it."""
-        return self.kind not in ("timing", "detection", "features")
+        return self.kind not in ("timing", *_BESIDE)
 
     @property
     def label(self) -> str:
         """A run folder's name says enough; a file of timings needs its path."""
-        if self.kind in ("detection", "features"):
+        if self.kind in _BESIDE:
             return f"{self.folder.parent.name}/{self.folder.name}"
         return self.folder.name if self.is_run else str(self.folder)
 
@@ -130,6 +135,7 @@ def read_run(folder: str | Path) -> Record | Problem:
             resumed=int(result.get("resumed") or 0),
             detection=_whole(folder / "detection.json", check_detection),
             features=_whole(folder / "features.json", check_features),
+            compatibility=_whole(folder / "compatibility.json", check_compatibility),
         )
     except KeyError as error:
         return Problem(folder, "broken", f"result.json has no field {error}")
@@ -149,11 +155,13 @@ def _whole(path: Path, check: Callable[[dict[str, Any]], None]) -> dict[str, Any
 
 def _beside(record: Record) -> Iterable[Problem]:
     """Name the files beside a result that could not be read."""
-    files: tuple[tuple[Literal["detection", "features"], object, Callable[[dict[str, Any]], None]], ...] = (
-        ("detection", record.detection, check_detection),
-        ("features", record.features, check_features),
-    )
-    for kind, content, check in files:
+    checks: dict[_Beside, Callable[[dict[str, Any]], None]] = {
+        "detection": check_detection,
+        "features": check_features,
+        "compatibility": check_compatibility,
+    }
+    for kind, check in checks.items():
+        content = getattr(record, kind)
         path = record.folder / f"{kind}.json"
         if content is None and path.is_file():
             try:

@@ -13,7 +13,8 @@ from maxsep.lab.report.tail import class_counts, in_words, is_unequal
 from maxsep.lab.spec import Options, RunSpec, options
 
 HEADS = (
-    *("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer", "etf", "hpn"),
+    *("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer"),
+    *("orthonormal", "etf", "hpn"),
     *("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine"),
 )
 MATRIX_HEADS = ("maxsep", "cosine_maxsep", "maxsep_cosine")
@@ -35,13 +36,17 @@ _IN_WORDS = {
     "reweight_from": "re-weighted from epoch {}",
     "smooth_head": "{} for the most frequent class",
     "smooth_tail": "{} for the rarest",
+    "temperature": "temperature {}",
+    "rotation": "rotation {}",
 }
 """Options whose names say too little in a table."""
 _UNSAID = {("reweight", "effective")}
+_AS_WHOLE = {("normalise", True): "by cosine"}
 
 
 def _in_words(given: Options) -> list[str]:
-    return [_IN_WORDS.get(key, f"{key}={{}}").format(value) for key, value in given if (key, value) not in _UNSAID]
+    said = [(key, value) for key, value in given if (key, value) not in _UNSAID]
+    return [_AS_WHOLE.get((key, value)) or _IN_WORDS.get(key, f"{key}={{}}").format(value) for key, value in said]
 
 
 def _loss_in_words(loss: str) -> str:

@@ -43,8 +43,17 @@ def dataset_label(name: str) -> str:
     if (found := parse_imagenet(name)) and name not in _DATASETS:
         return f"{_DATASETS[found[0]]}, {found[1]} pixels"
     if split := parse_open_set(name):
-        return f"{split.benchmark.upper()} split {split.split}"
+        return f"{benchmark_label(split.benchmark)} split {split.split}"
     return name.rstrip("/").split("/")[-1].split(":")[-1] if ":" in name else _DATASETS.get(name, name)
+
+
+def benchmark_label(name: str) -> str:
+    """An open-set benchmark's name, which is not that of the whole dataset.
+
+    >>> benchmark_label("cifar+"), benchmark_label("digits")
+    ('CIFAR+', 'Digits')
+    """
+    return "Digits" if name == "digits" else name.upper()
 
 
 def network_label(name: str) -> str:

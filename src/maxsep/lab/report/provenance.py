@@ -9,7 +9,7 @@ from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.durations import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method
-from maxsep.lab.report.labels import dataset_label, network_label
+from maxsep.lab.report.labels import benchmark_label, dataset_label, network_label
 from maxsep.lab.report.statistics import LEVEL, MIN_SEEDS, TEST
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, rounded
 
@@ -26,7 +26,8 @@ DEFINITIONS = (
     ("twin", "The plain layer that trains exactly as maxsep does under SGD."),
     ("learnable matrix", "The matrix as the starting point of a trained one."),
     ("extra layer", "One more trained layer with a random start in place of the matrix."),
-    ("etf", "The matrix directly on the features, with no trained layer between."),
+    ("etf", "The matrix directly on the features, or on fixed directions of them, with no trained layer between."),
+    ("orthonormal", "The control of etf: class vectors that are fixed too, at right angles."),
     ("hpn", "Class vectors pushed apart by gradient descent before training (Mettes et al.)."),
     ("cosine", "A plain head that compares directions: logits are cosines with trained vectors (LDAM's head)."),
     ("cosine maxsep", "The matrix behind a cosine layer of one output less: LDAM with the matrix, first reading."),
@@ -94,7 +95,7 @@ def _datasets(records: Sequence[Record]) -> str:
         if (split := parse_open_set(dataset)) is None:
             names.append(dataset_label(dataset))
         else:
-            splits.setdefault(split.benchmark.upper(), set()).add(split.split)
+            splits.setdefault(benchmark_label(split.benchmark), set()).add(split.split)
     names += [f"{name} ({len(n)} split{'' if len(n) == 1 else 's'})" for name, n in sorted(splits.items())]
     return _list(names)
 

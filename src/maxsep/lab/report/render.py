@@ -17,6 +17,7 @@ from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
 from maxsep.lab.report.commands import commands as training_commands
 from maxsep.lab.report.comparison import Setting, settings_of
+from maxsep.lab.report.compatible import compatible_section, compatible_sentences
 from maxsep.lab.report.family import Family, family
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.model import Finding, Report
@@ -84,6 +85,7 @@ def build(
         outliers.outliers_section(test),
         openset.openset_section(test),
         features.features_section(test),
+        compatible_section(test),
         sections.curves_section(closed),
         runtime_section([s for s in settings if s.spec.validation == 0], collection.timings),
     )
@@ -104,11 +106,13 @@ def build(
 
 def _finding(closed: list[Setting], tests: Family, test: list[Setting]) -> Finding:
     """What the accuracies say, and after that what was found outside the known classes."""
+    apart = compatible_sentences(test)
     outside = [*outliers.outlier_sentences(test), *openset.openset_sentences(test)]
-    if not closed and outside:
-        return Finding("Known against unknown classes", tuple(outside))
+    if not closed and (outside or apart):
+        headline = "Known against unknown classes" if outside else "Embeddings of models that were trained apart"
+        return Finding(headline, (*outside, *apart))
     found = find(closed, tests)
-    return Finding(found.headline, (*found.sentences, *outside))
+    return Finding(found.headline, (*found.sentences, *outside, *apart))
 
 
 def write(report: Report, out: str | Path) -> Path:
