@@ -34,6 +34,7 @@ CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", 
 OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
 OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
 ADAMW = "<!-- adamw: written from results/adamw_digits.json by docs/write_results.py -->\n", "<!-- /adamw -->"
+APART = "<!-- apart: written from results/runs by docs/write_results.py -->\n", "<!-- /apart -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -424,6 +425,44 @@ def adamw() -> str:
     return "\n".join(rows) + "\n"
 
 
+_COSINES = options(normalise=True, temperature=0.1)
+APART_ROWS = {
+    "plain head, features": ("plain", (), "features"),
+    "plain head, logits less their mean": ("plain", (), "logits"),
+    "plain head, features aligned by an orthogonal map": ("plain", (), "aligned"),
+    "`orthonormal`, features": ("orthonormal", (), "features"),
+    "`orthonormal` by cosine, features": ("orthonormal", _COSINES, "features"),
+    "`etf`, features": ("etf", options(rotation=0), "features"),
+    "`etf` by cosine, features": ("etf", (*_COSINES, *options(rotation=0)), "features"),
+    "`etf` by cosine, logits": ("etf", (*_COSINES, *options(rotation=0)), "logits"),
+    "`etf` by cosine, features aligned by an orthogonal map": ("etf", (*_COSINES, *options(rotation=0)), "aligned"),
+}
+
+
+def recalls(split: int, head: str, given: Any, kind: str, part: str, which: str) -> dict[int, float]:
+    """Recalls at 1 of pairs of runs on a split of the digits, by the seed of the second run."""
+    wanted = options(**dict(given))
+    return {
+        record.spec.seed: record.compatibility[part][kind][which]
+        for record in collect(RUNS).records
+        if record.compatibility is not None
+        and (record.spec.dataset, record.spec.head, record.spec.head_options) == (f"osr_digits_{split}", head, wanted)
+    }
+
+
+def apart() -> str:
+    """Recall across models that were trained apart, in Markdown."""
+    columns = [(part, which, split) for part, which in (("known", "across"), ("unseen", "across")) for split in (0, 1)]
+    rows = [
+        "| compared by | known classes, split 0 | split 1 | unseen classes, split 0 | split 1 |",
+        "|---|---|---|---|---|",
+    ]
+    for name, (head, given, kind) in APART_ROWS.items():
+        found = (_told(recalls(split, head, given, kind, part, which).values()) for part, which, split in columns)
+        rows.append(f"| {name} | {' | '.join(found)} |")
+    return "\n".join(rows) + "\n"
+
+
 def _gain(told: dict[str, Any] | None) -> str:
     if told is None or told["difference"] is None:
         return "-"
@@ -472,6 +511,7 @@ PAGES = {
         OUTSIDE: outside,
         OPEN: open_sets,
         ADAMW: adamw,
+        APART: apart,
     },
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from maxsep.lab.report.statistics import compare
 from maxsep.lab.spec import RunSpec
 
 ROOT = Path(__file__).parent.parent
@@ -446,3 +447,36 @@ def test_what_the_readme_says_about_the_radius_elsewhere_is_in_the_records():
     assert "the radius 0.1 alone costs 6.21 points" in printed
     text = " ".join((ROOT / "README.md").read_text().split())
     assert "the same 0.1 costs 2.5 points (three seeds), on the digits of `maxsep compare` six (five seeds)" in text
+
+
+def test_what_the_page_says_about_models_trained_apart_is_in_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+
+    def recall(name, part="unseen", which="across"):
+        return [script["recalls"](split, *script["APART_ROWS"][name], part, which) for split in (0, 1)]
+
+    def points(name):
+        return [100 * statistics.mean(found.values()) for found in recall(name)]
+
+    logits = points("plain head, logits less their mean")
+    etf, own = points("`etf` by cosine, features"), points("`etf` by cosine, logits")
+    assert f"above a plain head's logits by {etf[0] - logits[0]:.1f} points in one split" in text
+    assert f"below them by {logits[1] - etf[1]:.1f} in the other" in text
+    assert f"are above them by {own[0] - logits[0]:.1f} and {own[1] - logits[1]:.1f}. None of these four" in text
+    for name in ("`etf` by cosine, features", "`etf` by cosine, logits"):
+        for ours, theirs in zip(recall(name), recall("plain head, logits less their mean"), strict=True):
+            assert len(ours) == 5
+            # beside the two dozen tests of its table
+            assert compare(ours, theirs).p * 20 > 0.05
+    aligned = points("plain head, features aligned by an orthogonal map")
+    assert f"{aligned[0]:.1f} and {aligned[1]:.1f} percent with a plain head" in text
+    within = [
+        100 * statistics.mean(found.values())
+        for name in script["APART_ROWS"]
+        if name.endswith("features")
+        for found in recall(name, which="self")
+    ]
+    assert f"in {min(within):.0f} to {max(within):.0f} percent" in text
+    for split in (0, 1):
+        assert aligned[split] > max(points(name)[split] for name in script["APART_ROWS"] if "aligned" not in name)

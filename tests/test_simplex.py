@@ -181,3 +181,9 @@ def test_bad_dtype():
 
 def test_numbers_of_numpy_are_numbers():
     assert simplex(numpy.int64(3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("basis", ["recursive", "householder"])
+def test_a_matrix_that_no_memory_holds_is_told_what_to_use_instead(basis):
+    with pytest.raises(MemoryError, match=r"of 10,000,000 classes has 400,000 GB.*separate\(x\) applies it in O\(C\)"):
+        simplex(10**7, basis=basis)

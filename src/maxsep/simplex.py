@@ -94,8 +94,20 @@ def simplex(
     num_classes = check_num_classes(num_classes)
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a real floating-point type, got {dtype}. Leave it out for torch.float32.")
-    if check_basis(basis) == "householder":
-        return _reflected(num_classes, dtype, device)
+    build = _reflected if check_basis(basis) == "householder" else _recursive
+    try:
+        return build(num_classes, dtype, device)
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        size = num_classes * (num_classes - 1) * dtype.itemsize
+        raise MemoryError(
+            f"the dense matrix of {num_classes:,} classes has {size / 1e9:,.0f} GB, which cannot be had here. "
+            "maxsep.separate(x) applies it in O(C) without building it, and MaxSeparationHead uses that."
+        ) from error
+
+
+def _recursive(num_classes: int, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     s, r = coefficients(num_classes, dtype=dtype, device=device)
     matrix = (-r).unsqueeze(1).expand(-1, num_classes).triu(1)
     matrix.diagonal().copy_(s)

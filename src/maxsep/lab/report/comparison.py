@@ -140,7 +140,8 @@ class Method:
         rank = HEADS.index(self.head) if self.head in HEADS else len(HEADS)
         pair = -self.radius if rank <= 2 else 0
         loss = self.loss != "cross_entropy", self.loss, len(self.loss_options), repr(self.loss_options)
-        return (*loss, self.head != "plain", rank > 2, pair, rank, -self.radius)
+        options = len(self.head_options), repr(self.head_options)
+        return (*loss, self.head != "plain", rank > 2, pair, rank, -self.radius, *options)
 
 
 USUAL = Method("plain", 1.0)
