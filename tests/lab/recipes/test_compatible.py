@@ -69,7 +69,7 @@ def test_pairs_are_made_once_and_told(tmp_path, monkeypatch):
     assert grid.reproduce(RECIPE, **limits).status == 0
     page = render(runs, tmp_path / "report").read_text()
     for told in (
-        '<section id="compatible">', "Embeddings of models that were trained apart", "Digits split 0", "1 pair",
+        '<section id="compatible">', "Embeddings of models that were trained apart", "Digits split 0", "1 pair of runs",
         "etf (by cosine, rotation 0, temperature 0.1)", "orthonormal", "recall at 1 across models",
     ):  # fmt: skip
         assert told in page, told

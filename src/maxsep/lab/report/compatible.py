@@ -10,8 +10,14 @@ from maxsep.lab.report.model import Section
 from maxsep.lab.report.statistics import Comparison, Summary, adjust, compare, summarise
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, rounded
 
-_COLUMNS = ("head", "compared by", "known, self", "known, across", "unseen, self", "unseen, across")
-_GAINS = ("gain over plain's logits", "gain over orthonormal")
+_RECALLS = {
+    "known, across": ("known", "across"),
+    "unseen, self": ("unseen", "self"),
+    "unseen, across": ("unseen", "across"),
+}
+_COLUMNS = ("head, compared by", *_RECALLS, "gain over plain's logits", "gain over orthonormal")
+_ALL = ("unseen", "features", "across")
+"""What every pair has."""
 _PLAIN = Method("plain", 1.0)
 _WORDS = {"features": "features", "logits": "logits", "aligned": "aligned features"}
 _CAPTION = (
@@ -58,7 +64,7 @@ def _sentence(setting: Setting) -> str:
 
 
 def _has_pairs(setting: Setting) -> bool:
-    return any(_pairs(entry, "unseen", "features", "across") for entry in setting.entries.values())
+    return any(_pairs(entry, *_ALL) for entry in setting.entries.values())
 
 
 def _pairs(entry: Entry | None, part: str, kind: str, which: str) -> dict[int, float]:
@@ -72,27 +78,27 @@ def _pairs(entry: Entry | None, part: str, kind: str, which: str) -> dict[int, f
 
 
 def _table(number: int, setting: Setting) -> Table:
-    shown = [(method, kind) for method, entry in setting.entries.items() for kind in EMBEDDINGS if _any(entry)]
+    shown = [(method, kind) for method, entry in setting.entries.items() for kind in EMBEDDINGS if _pairs(entry, *_ALL)]
     gains = adjust([found for method, kind in shown for found in _comparisons(setting, method, kind)])
     rows = []
     for place, (method, kind) in enumerate(shown):
-        entry = setting.entries[method]
-        recalls = [_recall(entry, part, kind, which) for part in PARTS for which in ("self", "across")]
+        recalls = [_recall(setting.entries[method], *of, kind) for of in _RECALLS.values()]
         found = [EMPTY if comparison is None else gain(comparison) for comparison in gains[2 * place : 2 * place + 2]]
-        name = Cell(setting.name(method)) if kind == EMBEDDINGS[0] else Cell("")
-        rows.append(Row((name, Cell(_WORDS[kind]), *recalls, *found)))
-    return Table(f"compatible-{number}", setting.label, (*_COLUMNS, *_GAINS), tuple(rows), _CAPTION, numeric_from=2)
+        rows.append(Row((Cell(setting.name(method), _WORDS[kind]), *recalls, *found), "" if place else _count(setting)))
+    return Table(f"compatible-{number}", setting.label, _COLUMNS, tuple(rows), _CAPTION)
 
 
-def _any(entry: Entry) -> bool:
-    return bool(_pairs(entry, "unseen", "features", "across"))
+def _count(setting: Setting) -> str:
+    """Say how many pairs there are of every head, where all have as many."""
+    counts = {len(pairs) for entry in setting.entries.values() if (pairs := _pairs(entry, *_ALL))}
+    told = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"{told} pair{'' if told == '1' else 's'} of runs"
 
 
-def _recall(entry: Entry, part: str, kind: str, which: str) -> Cell:
+def _recall(entry: Entry, part: str, which: str, kind: str) -> Cell:
     summary: Summary = summarise(list(_pairs(entry, part, kind, which).values()))
-    spread = "" if summary.std is None else f" ± {rounded(100 * summary.std)}"
-    count = f"{summary.n} pair{'' if summary.n == 1 else 's'}"
-    return Cell(f"{rounded(100 * summary.mean)}{spread}", count, value=100 * summary.mean)
+    spread = "" if summary.std is None else f"± {rounded(100 * summary.std)}"
+    return Cell(rounded(100 * summary.mean), spread, value=100 * summary.mean)
 
 
 def _comparisons(setting: Setting, method: Method, kind: str) -> tuple[Comparison | None, Comparison | None]:
