@@ -53,6 +53,11 @@ def test_blocks_of_queries_know_their_own_place(monkeypatch):
             {"same_images": True},
             "same_images needs as many queries as gallery rows, got 2 and 4",
         ),
+        (
+            (torch.full((2, 3), torch.nan), torch.zeros(2), torch.ones(2, 3), torch.zeros(2)),
+            {},
+            "must be finite numbers",
+        ),
         ((torch.ones(0, 3), torch.zeros(0), torch.ones(2, 3), torch.zeros(2)), {}, "there is nothing to find"),
         (
             (torch.ones(1, 3), torch.zeros(1), torch.ones(1, 3), torch.zeros(1)),
@@ -64,3 +69,9 @@ def test_blocks_of_queries_know_their_own_place(monkeypatch):
 def test_what_is_refused(arguments, options, told):
     with pytest.raises(ValueError, match=told):
         recall_at_1(*arguments, **options)
+
+
+def test_arrays_are_told_to_become_tensors():
+    points, labels = torch.ones(2, 3), torch.zeros(2)
+    with pytest.raises(TypeError, match=r"gallery must be a tensor, got ndarray. Use torch.as_tensor."):
+        recall_at_1(points, labels, points.numpy(), labels)

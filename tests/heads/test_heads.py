@@ -152,6 +152,28 @@ def test_turned_etf_is_the_simplex_on_directions_of_all_features(x):
     torch.testing.assert_close(grown(x), x @ rows.T @ simplex(5))
 
 
+def test_directions_of_another_rotation_are_refused():
+    state = heads.build("etf", 12, 5, rotation=3).state_dict()
+    with pytest.raises(
+        ValueError, match=r"has other directions than rotation=0 gives.*Build the head with the rotation"
+    ):
+        heads.build("etf", 12, 5, rotation=0).load_state_dict(state)
+    state["directions"] = state["directions"].half().float()  # rounded, but the same
+    heads.build("etf", 12, 5, rotation=3).load_state_dict(state)
+
+
+def test_more_classes_keep_the_directions_of_the_first():
+    few, many = heads.build("orthonormal", 12, 5), heads.build("orthonormal", 12, 9)
+    torch.testing.assert_close(many.directions[:5], few.directions)
+
+
+def test_directions_are_drawn_whatever_device_is_the_default():
+    with torch.device("meta"):
+        head = heads.build("etf", 12, 5, rotation=17, device="cpu")
+    assert torch.equal(head.directions, heads.build("etf", 12, 5, rotation=17).directions)
+    assert heads.optimise_prototypes(4, 3, iterations=7).device.type == "cpu"
+
+
 def test_orthonormal_head_has_fixed_vectors_at_right_angles(x):
     head = heads.build("orthonormal", 12, 5, radius=2.0)
     torch.testing.assert_close(head.directions @ head.directions.T, torch.eye(5))

@@ -43,6 +43,14 @@ def recall_at_1(
 
 
 def _check(queries: Tensor, query_labels: Tensor, gallery: Tensor, gallery_labels: Tensor, same_images: bool) -> None:
+    for name, given in (
+        ("queries", queries),
+        ("query_labels", query_labels),
+        ("gallery", gallery),
+        ("gallery_labels", gallery_labels),
+    ):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}. Use torch.as_tensor.")
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise ValueError(
             f"queries and gallery must have shapes (Q, D) and (G, D), got {tuple(queries.shape)} and "
@@ -58,5 +66,7 @@ def _check(queries: Tensor, query_labels: Tensor, gallery: Tensor, gallery_label
             f"same_images needs as many queries as gallery rows, got {len(queries)} and {len(gallery)}. Leave it out "
             "where the two sides are different images."
         )
+    if not (bool(queries.isfinite().all()) and bool(gallery.isfinite().all())):
+        raise ValueError("embeddings must be finite numbers, and some are not. Look for where the model overflows.")
     if not len(queries) or len(gallery) <= same_images:
         raise ValueError("there is nothing to find: queries and gallery must not be empty.")

@@ -28,12 +28,13 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     >>> first_stage({"dataset": "digits", "loss": "logit_adjusted", "loss_options": ["tau=2"]}).loss_options
     (('tau', 2.0),)
     """
+    from maxsep.lab.data.imagenet import parse_imagenet
     from maxsep.lab.recipes.own_data import usual_augmentation, usual_batch, usual_network
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
     fields["dataset"] = dataset = _named(fields["dataset"], data)
-    if has_usual_batch(dataset):
+    if has_usual_batch(dataset) or parse_imagenet(dataset):
         usual = {"network": usual_network(dataset), "augmentation": usual_augmentation(dataset)}
         fields |= {name: value for name, value in usual.items() if fields.get(name) is None}
     spec = checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))

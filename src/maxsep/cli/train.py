@@ -32,8 +32,8 @@ Dataset = Annotated[
 Network = Annotated[
     str | None,
     typer.Option(
-        help="mlp, convnet, resnet34, resnet32, wrn40_2, vgg32, torchvision/NAME, timm/NAME; by default "
-        f"{_DEFAULT.network}, for a folder resnet32, as in maxsep compare."
+        help="mlp, convnet, resnet34, resnet32, resnet50, resnet152, wrn40_2, vgg32, torchvision/NAME, timm/NAME; by "
+        f"default {_DEFAULT.network}, for a folder resnet32 and for ImageNet resnet50, as in maxsep compare."
     ),
 ]
 Loss = Annotated[
@@ -160,7 +160,8 @@ def _opening(spec: RunSpec, typed: set[str], images: int | None) -> str:
     counted = "" if images is None else f"{images:,} training images, "
     first = spec.start_from
     if first is None:
-        chosen = _chosen(spec, typed) if images is not None and spec.dataset.startswith("folder:") else ""
+        is_own = spec.dataset.startswith(("folder:", "imagenet"))
+        chosen = _chosen(spec, typed) if images is not None and is_own else ""
         return f"{spec.dataset}: {counted}{chosen}" if chosen else ""
     sized = "" if "batch_size" in typed else " (--batch-size names another size)"
     epochs = f"{spec.epochs} epoch{'' if spec.epochs == 1 else 's'} of {spec.optimiser} at {spec.learning_rate:g}"

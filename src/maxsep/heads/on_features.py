@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.fx
@@ -62,7 +62,26 @@ class _OnFeatures(Head):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.directions is not None and not self.directions.is_meta:
-            self.directions.copy_(orthonormal_rows(*self.directions.shape, self.rotation))
+            rows, width = self.directions.shape
+            self.directions.copy_(orthonormal_rows(rows, width, self.rotation or 0))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        given = state_dict.get(prefix + "directions")
+        if given is not None and self.directions is not None and given.shape == self.directions.shape:
+            self._check_directions(given)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _check_directions(self, given: Tensor) -> None:
+        """Refuse the directions of another seed; those of the module may not be filled yet."""
+        assert self.rotation is not None
+        rows, width = given.shape
+        own = orthonormal_rows(rows, width, self.rotation)
+        # rows of length 1: their products with themselves sum to their number, with others to about nothing
+        if not given.is_meta and (given.detach().cpu().double() * own).sum() < 0.9 * len(own):
+            raise ValueError(
+                f"this state dict has other directions than rotation={self.rotation} gives, and its features could not "
+                "be compared with those of that rotation. Build the head with the rotation that it was trained with."
+            )
 
     @property
     def scale(self) -> float:
@@ -145,7 +164,7 @@ class ETFHead(_OnFeatures):
             in_features, num_classes, radius, normalise=normalise, temperature=temperature, rotation=rotation,
             rows=width, bias=bias, device=device, dtype=dtype,
         )  # fmt: skip
-        self.reserved = reserved
+        self.reserved = int(reserved)
 
     @property
     def width(self) -> int:
@@ -222,6 +241,7 @@ class OrthonormalHead(_OnFeatures):
                 f"{num_classes} class vectors at right angles need at least as many features, got "
                 f"in_features={in_features}. Use another head, or widen the network."
             )
+        rotation = check_count("rotation", rotation, least=0)
         super().__init__(
             in_features, num_classes, radius, normalise=normalise, temperature=temperature, rotation=rotation,
             rows=num_classes, bias=bias, device=device, dtype=dtype,

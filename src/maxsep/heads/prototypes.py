@@ -36,8 +36,8 @@ def optimise_prototypes(
     check_num_classes(num_classes)
     check_count("width", width)
     check_count("iterations", iterations)
-    generator = torch.Generator().manual_seed(seed)
-    vectors = F.normalize(torch.randn(num_classes, width, generator=generator), dim=1)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    vectors = F.normalize(torch.randn(num_classes, width, generator=generator, device="cpu"), dim=1)
     with torch.no_grad(), torch.device("cpu"):
         for _ in range(iterations):
             cosines = (vectors @ vectors.T).fill_diagonal_(-2)
@@ -48,20 +48,22 @@ def optimise_prototypes(
     return vectors
 
 
-@lru_cache(maxsize=16)
 def orthonormal_rows(count: int, width: int, seed: int = 0) -> Tensor:
     """Draw `count` directions of R^width at right angles, (count, width), uniformly among all such: float64.
 
-    They are a function of the arguments alone, up to rounding the same on every machine. The result is shared between
-    calls: clone it before changing it.
+    They are a function of the arguments alone, up to rounding the same on every machine; fewer of the same width and
+    seed are the first of more.
 
     >>> rows = orthonormal_rows(2, 5)
     >>> torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
     True
+    >>> torch.allclose(orthonormal_rows(3, 5)[:2], rows)
+    True
     """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(width, count, generator=generator, dtype=torch.float64)
-    columns, upper = torch.linalg.qr(drawn)
+    generator = torch.Generator("cpu").manual_seed(seed)  # whatever device is the default at the moment
+    # row by row: how many numbers are drawn at once can change the last of them
+    drawn = [torch.randn(width, generator=generator, dtype=torch.float64, device="cpu") for _ in range(count)]
+    columns, upper = torch.linalg.qr(torch.stack(drawn, dim=1))
     # the signs of a QR decomposition are the library's choice; with a positive diagonal there is one only
     rows: Tensor = (columns * upper.diagonal().sign()).T.contiguous()
     return rows

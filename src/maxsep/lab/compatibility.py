@@ -15,6 +15,7 @@ from maxsep.durable import replace_file
 from maxsep.lab.data import Data, ImageSet, limit, load, parse_open_set, prepare
 from maxsep.lab.data.open_set import keep_classes
 from maxsep.lab.detection import pick_device
+from maxsep.lab.detection.judge import full_precision
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.runs import load_model, load_run
@@ -44,7 +45,24 @@ def is_done(folder: Path, other: RunSpec) -> bool:
         told = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("schema") == SCHEMA and told.get("partner") == other.name
+    try:
+        check_compatibility(told)
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(told.get("schema") == SCHEMA and told["partner"] == other.name)
+
+
+def check_compatibility(record: dict[str, Any]) -> None:
+    """Raise if what was read from a `compatibility.json` lacks something."""
+    if not isinstance(record["partner"], str):
+        raise ValueError("it does not name the other run")
+    for part in PARTS:
+        for kind in EMBEDDINGS:
+            for which, value in record[part][kind].items():
+                if not isinstance(value, int | float) or not 0 <= value <= 1:
+                    raise ValueError(f"{which} of {kind}, {part}, must be a fraction in [0, 1], got {value!r}")
+            if {*record[part][kind]} != {"self", "across"}:
+                raise ValueError(f"{kind}, {part}, must say self and across")
 
 
 def compare_runs(
@@ -66,13 +84,16 @@ def compare_runs(
         The content of that file: for the known and the unseen classes, and for all of `EMBEDDINGS`, both recalls.
     """
     spec = load_run(folder).spec
+    _check_alike(spec, load_run(other).spec)
     train, known, unseen = _images(spec, data_root)
     place = pick_device(device)
     models = [_pipeline(path, place) for path in (folder, other)]
-    turn = rotation_onto(*(predict(model, train.to(place)).features for model in models))
+    with full_precision():
+        turn = rotation_onto(*(predict(model, train.to(place, images=False)).features for model in models))
     record: dict[str, Any] = {"schema": SCHEMA, "partner": other.name}
     for part, images in zip(PARTS, (known, unseen), strict=True):
-        outputs = [predict(model, images.to(place)) for model in models]
+        with full_precision():
+            outputs = [predict(model, images.to(place, images=False)) for model in models]
         features, logits = [found.features for found in outputs], [found.logits for found in outputs]
         pairs = {
             "features": features,
@@ -85,6 +106,17 @@ def compare_runs(
     return record
 
 
+def _check_alike(spec: RunSpec, other: RunSpec) -> None:
+    """Refuse runs that saw other classes, or would be tested on other images."""
+    for name in ("dataset", "subset_seed", "validation", "calibration", "max_train", "max_test"):
+        ours, theirs = getattr(spec, name), getattr(other, name)
+        if ours != theirs:
+            raise ValueError(
+                f"the two runs differ in {name}: {ours!r} and {theirs!r}. Compare runs that know the same classes and "
+                "are tested on the same images."
+            )
+
+
 def rotation_onto(one: Tensor, two: Tensor) -> Tensor:
     """Give the orthogonal map Q, (D, D), for which |one Q - two| is least, rows of length 1 (Procrustes).
 
@@ -94,6 +126,11 @@ def rotation_onto(one: Tensor, two: Tensor) -> Tensor:
     >>> torch.allclose(rotation_onto(rows, rows @ turn), turn)
     True
     """
+    if one.shape != two.shape:
+        raise ValueError(
+            f"features of {one.shape[1]} and {two.shape[1]} numbers cannot be compared. Take networks with as many "
+            "features."
+        )
     u, _, vt = torch.linalg.svd(F.normalize(one, dim=1).T @ F.normalize(two, dim=1))
     turn: Tensor = u @ vt
     return turn

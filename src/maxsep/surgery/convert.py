@@ -169,7 +169,7 @@ def _folded_state(state: State, record: HeadRecord) -> State:
     with torch.device("meta"):  # the tensors come from the file
         head = build(record.kind, record.in_features, record.num_classes, record.radius, **record.options)
     head.load_state_dict(_part(state, record.path), assign=True)
-    if next(head.parameters(), None) is None:
+    if not [*head.parameters(), *head.buffers()]:
         head.to_empty(device="cpu").double()  # nothing came from the file: made here, and rounded where it goes
     return dict(head.folded().state_dict())
 

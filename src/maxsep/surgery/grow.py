@@ -128,6 +128,7 @@ def _grown_etf(head: ETFHead, new_classes: int) -> ETFHead:
             f"this ETFHead has {head.reserved} reserved vertices, got new_classes={new_classes}. Nothing is trained "
             "after its features, so it can only grow into vertices that were kept: build it with reserved=... ."
         )
+    like = head.class_vectors()
     new = ETFHead(
         head.in_features,
         head.num_classes + new_classes,
@@ -137,8 +138,8 @@ def _grown_etf(head: ETFHead, new_classes: int) -> ETFHead:
         reserved=head.reserved - new_classes,
         rotation=head.rotation,
         bias=head.bias is not None,
-        device=None if head.bias is None else head.bias.device,
-        dtype=None if head.bias is None else head.bias.dtype,
+        device=like.device,
+        dtype=like.dtype,
     )
     if head.bias is not None and new.bias is not None:
         new.bias[: head.num_classes].copy_(head.bias)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from maxsep.lab.data import check_name, load, prepare
+from maxsep.lab.data.given import given_files
 from maxsep.lab.data.imagenet import parse_imagenet
 from maxsep.lab.spec import RunSpec
 
@@ -50,10 +51,35 @@ def test_sizes(name, expected):
     assert (found and found[1]) == expected
 
 
-@pytest.mark.parametrize("name", ["imagenet?size=16", "imagenet21k", "imagenet_lt?size=x"])
+@pytest.mark.parametrize("name", ["imagenet?size=16", "imagenet_lt?size=x"])
 def test_names_that_are_none(name):
     with pytest.raises(ValueError, match=re.escape(f"unknown dataset {name!r}. Write imagenet or imagenet_lt, or")):
         check_name(name)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet_lt"])
+def test_pictures_that_come_later_are_told_with_what_to_delete(root, name):
+    data = load(f"{name}?size=32", root)
+    assert data.files == given_files(f"{name}?size=32", root)
+    assert given_files(name, root) is None  # of another size: not decoded yet
+    if name == "imagenet":
+        shutil.copy(root / "imagenet/train/n00000001/train_0.JPEG", root / "imagenet/train/n00000001/new.JPEG")
+    else:
+        with (root / "imagenet-lt/ImageNet_LT_train.txt").open("a") as file:
+            file.write("train/n00000000/train_4.JPEG 0\n")
+    with pytest.raises(
+        ValueError, match=rf"decoded/{name}-train-32.npy has \d+ pictures of 3 classes.* to decode them anew"
+    ):
+        load(f"{name}?size=32", root)
+    for path in (root / "decoded").glob(f"{name}-train-32.*"):
+        path.unlink()
+    assert len(load(f"{name}?size=32", root).train) == len(data.train) + 1
+
+
+def test_the_decoded_images_are_enough(root):
+    before = load("imagenet?size=32", root)
+    shutil.rmtree(root / "imagenet")
+    assert torch.equal(load("imagenet?size=32", root).test.images, before.test.images)
 
 
 def test_missing_pictures(tmp_path):

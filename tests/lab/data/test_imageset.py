@@ -22,6 +22,7 @@ def test_properties_and_subset():
     assert chosen.labels.tolist() == [2, 0]
     assert torch.equal(chosen.images[0], split.images[3])
     assert chosen.class_counts == [1, 0, 1]
+    assert split.subset(torch.arange(4)) is split  # nothing is copied where nothing is cut
     assert split.to("cpu").labels.tolist() == split.labels.tolist()
 
 

@@ -90,7 +90,7 @@ def test_batches_do_not_show(exported, monkeypatch):
     classifier = open_classifier(exported["safetensors"], "cpu")
     data = export_data(classifier)
     whole = evaluate_export(classifier, data)
-    monkeypatch.setattr("maxsep.lab.serving.exported.BATCH", 7)
+    monkeypatch.setattr("maxsep.lab.engine.evaluation.BATCH", 7)
     rows = []
     seen = replace(classifier, forward=lambda x: rows.append(len(x)) or classifier.forward(x))
     assert evaluate_export(seen, data)["loss"] == pytest.approx(whole["loss"], abs=1e-5)

@@ -10,7 +10,7 @@ from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
 from maxsep.lab.data.folder import FOLDER, load_folder, parse_address
 from maxsep.lab.data.given import NAMES, describe_test, is_folder, is_known, name_data
-from maxsep.lab.data.imagenet import IMAGENET, load_imagenet, parse_imagenet
+from maxsep.lab.data.imagenet import IMAGENET, IMAGENET_LT, load_imagenet, parse_imagenet
 from maxsep.lab.data.imageset import Data, ImageSet
 from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
@@ -67,7 +67,7 @@ def check_name(dataset: str) -> None:
             f"unknown open-set split {dataset!r}. Write osr_BENCHMARK_SPLIT: the benchmark is svhn, cifar10, cifar+ "
             "or digits, the split 0 to 4, such as osr_cifar+_3."
         )
-    elif dataset.startswith(IMAGENET) and parse_imagenet(dataset) is None:
+    elif dataset.startswith((f"{IMAGENET}?", f"{IMAGENET_LT}?")) and parse_imagenet(dataset) is None:
         raise ValueError(
             f"unknown dataset {dataset!r}. Write imagenet or imagenet_lt, or imagenet?size=64 for another size than "
             "224 (32 to 512)."

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from maxsep.lab.data.folder import FOLDER, files_mark, own_test, parse_address, train_counts
 from maxsep.lab.data.imagenet import NAMES as IMAGENET_NAMES
-from maxsep.lab.data.imagenet import parse_imagenet
-from maxsep.lab.data.locations import find_folder
+from maxsep.lab.data.imagenet import imagenet_files, parse_imagenet
+from maxsep.lab.data.locations import ROOT_VARIABLE, find_folder
 
 NAMES = ("digits", "cifar10", "cifar100", "svhn", *IMAGENET_NAMES)
 """Datasets that are known by name."""
@@ -37,10 +38,11 @@ def name_data(given: str, root: str | Path | None = None, size: int | None = Non
     ('digits', 'imagenet?size=64')
     """
     if given in IMAGENET_NAMES and size is not None:
-        given = f"{given}?size={size}"
-        if not is_known(given):
-            raise ValueError(f"the images of ImageNet can have sizes from 32 to 512, got --size {size}.")
-        return given
+        given, size = f"{given}?size={size}", None
+    if given.partition("?")[0] in IMAGENET_NAMES and not is_known(given):
+        raise ValueError(
+            f"the images of ImageNet can have sizes from 32 to 512, such as imagenet?size=64, got {given!r}."
+        )
     if is_known(given):
         if size is not None:
             raise ValueError(f"the images of {given} have a size of their own, got --size {size}. Leave it out.")
@@ -108,6 +110,9 @@ def given_files(dataset: str, root: str | Path | None = None) -> str | None:
     >>> given_files("digits") is None
     True
     """
+    if parse_imagenet(dataset) is not None:
+        base = root if root is not None else os.environ.get(ROOT_VARIABLE)
+        return imagenet_files(dataset, Path(base).expanduser()) if base else None
     return _of_folder(dataset, files_mark, root)
 
 

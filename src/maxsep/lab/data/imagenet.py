@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maxsep.lab.data.decode import IMAGE_SUFFIXES
-from maxsep.lab.data.decoded import Listed, read_decoded
+from maxsep.lab.data.decoded import Listed, mark_of, read_decoded
 from maxsep.lab.data.imageset import Data
 
 if TYPE_CHECKING:
@@ -41,22 +45,61 @@ def load_imagenet(name: str, root: Path, size: int = SIZE, *, progress: Progress
     Args:
         name: `imagenet`, from `imagenet/train/CLASS/*` and `imagenet/val/CLASS/*`; or `imagenet_lt`, from the lists
             `imagenet-lt/ImageNet_LT_{train,test}.txt`, whose paths are below `imagenet/`. Decoded images are kept in
-            `decoded/` beside either.
+            `decoded/` beside both.
         root: Folder of the datasets.
         size: Height and width of the images.
         progress: Called with (bytes so far, bytes in all) while decoding.
     """
-    pictures = root / "imagenet"
-    if name == IMAGENET:
-        kept = pictures / "decoded"
-        train = read_decoded(kept / "train", size, lambda: _list_folders(pictures / "train"), progress)
-        test = read_decoded(kept / "val", size, lambda: _list_folders(pictures / "val"), progress)
-    else:
-        lists = root / "imagenet-lt"
-        kept = lists / "decoded"
-        train = read_decoded(kept / "train", size, lambda: _read_list(lists, "train", pictures), progress)
-        test = read_decoded(kept / "test", size, lambda: _read_list(lists, "test", pictures), progress)
-    return Data(name if size == SIZE else f"{name}?size={size}", train, test)
+    splits = [
+        read_decoded(_place(name, root, split), size, listing, census, progress)
+        for split, (listing, census) in _sources(name, root).items()
+    ]
+    (train, _), (test, _) = splits
+    files = "-".join(mark for _, mark in splits)
+    return Data(name if size == SIZE else f"{name}?size={size}", train, test, files=files)
+
+
+def imagenet_files(dataset: str, root: Path) -> str | None:
+    """Give what `Data.files` is for decoded images, without opening them; None before they are decoded."""
+    found = parse_imagenet(dataset)
+    if found is None:
+        return None
+    name, size = found
+    marks = [mark_of(_place(name, root, split), size) for split in ("train", "test")]
+    return None if None in marks else "-".join(map(str, marks))
+
+
+def _place(name: str, root: Path, split: str) -> Path:
+    return root / "decoded" / f"{name}-{split}"
+
+
+def _sources(name: str, root: Path) -> dict[str, tuple[Callable[[], Listed], Callable[[], dict[str, int] | None]]]:
+    """For each split, what lists its pictures, and what counts those that are there."""
+    pictures, lists = root / "imagenet", root / "imagenet-lt"
+    if name == IMAGENET_LT:
+        return {
+            split: (partial(_read_list, lists, split, pictures), partial(_count_list, lists, split)) for split in LISTS
+        }
+    folders = {"train": pictures / "train", "test": pictures / "val"}
+    return {split: (partial(_list_folders, path), partial(_count_folders, path)) for split, path in folders.items()}
+
+
+def _count_folders(folder: Path) -> dict[str, int] | None:
+    """Count the pictures of every class without a look at any."""
+    if not folder.is_dir():
+        return None
+    found = {}
+    for item in _classes(folder):
+        with os.scandir(item) as entries:
+            found[item.name] = sum(Path(entry.name).suffix.lower() in IMAGE_SUFFIXES for entry in entries)
+    return {name: count for name, count in found.items() if count}
+
+
+def _count_list(lists: Path, split: str) -> dict[str, int] | None:
+    if not all((lists / name).is_file() for name in LISTS.values()):
+        return None
+    names = _class_names(lists)
+    return dict(Counter(names.get(label, str(label)) for _, label in _entries(lists / LISTS[split])))
 
 
 def _list_folders(folder: Path) -> Listed:
@@ -67,13 +110,17 @@ def _list_folders(folder: Path) -> Listed:
             f"{folder.parent.name}/val/CLASS/* there, and {folder} is no folder. Its pictures are to be had from "
             "image-net.org only, after registration."
         )
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = _classes(folder)
     if not classes:
         raise ValueError(
             f"{folder} has no class folders. Sort its pictures into one folder for each class, named as those of "
             "train/."
         )
     return Listed(tuple(path.name for path in classes), tuple(map(_pictures, classes)))
+
+
+def _classes(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _pictures(folder: Path) -> tuple[Path, ...]:
@@ -90,9 +137,7 @@ def _read_list(lists: Path, split: str, pictures: Path) -> Listed:
             f"imagenet_lt needs the pictures of ImageNet, and {pictures} is no folder. They are to be had from "
             "image-net.org only, after registration."
         )
-    entries = _entries(lists / LISTS[split])
-    training = entries if split == "train" else _entries(lists / LISTS["train"])
-    names = {label: Path(path).parent.name for path, label in training}
+    entries, names = _entries(lists / LISTS[split]), _class_names(lists)
     if sorted(names) != list(range(len(names))):
         missing = min(set(range(max(names))) - set(names))
         raise ValueError(f"{lists / LISTS['train']} has no picture of class {missing}. Take the published list.")
@@ -105,6 +150,10 @@ def _read_list(lists: Path, split: str, pictures: Path) -> Listed:
             )
         by_class[label].append(pictures / path)
     return Listed(tuple(names[label] for label in range(len(names))), tuple(map(tuple, by_class)))
+
+
+def _class_names(lists: Path) -> dict[int, str]:
+    return {label: Path(path).parent.name for path, label in _entries(lists / LISTS["train"])}
 
 
 def _entries(path: Path) -> list[tuple[str, int]]:

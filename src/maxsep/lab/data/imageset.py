@@ -59,6 +59,8 @@ class ImageSet:
     def subset(self, indices: Tensor) -> ImageSet:
         """Take the images at these positions (int64, in this order); the classes stay."""
         indices = indices.to(self.images.device)
+        if torch.equal(indices, torch.arange(len(self), device=indices.device)):
+            return self  # what is mapped into memory would be copied there for nothing
         return ImageSet(self.images[indices], self.labels[indices], self.classes)
 
     def to(self, device: torch.device | str, *, images: bool = True) -> ImageSet:

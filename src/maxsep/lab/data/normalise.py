@@ -17,6 +17,8 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 """Published constants (CIFAR, ImageNet), and those of all 1,797 digits, on the scale of 0 to 1."""
 
+_BATCH = 1024
+"""Images that are counted at a time."""
 NAMES = ("auto", *STATISTICS, "half", "train")
 
 
@@ -60,9 +62,11 @@ def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
     """Measure exactly: 256 counts per channel, so no rounding and no float copy of the images."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
-    for channel in images.images.unbind(1):
-        share = torch.bincount(channel.flatten(), minlength=256).cpu().double()
-        share /= share.sum()
+    counts = torch.zeros(images.shape[0], 256, dtype=torch.int64)
+    for batch in torch.split(images.images, _BATCH):
+        counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in batch.unbind(1)]).cpu()
+    for count in counts:
+        share = count.double() / count.sum()
         mean = (share * values).sum()
         std = (share * (values - mean) ** 2).sum().sqrt()
         means.append(mean)

@@ -69,6 +69,8 @@ class Trainer:
         self.checkpoint_steps = int(dict(self.execution.extra).get("checkpoint_steps", 0))
         self.facts = _conditions(self.execution) | versions() | hardware(self.fabric.device, self.fabric.world_size)
         self.facts["files"] = self.data.files
+        # images that stay on the host cannot be part of a graph
+        self.facts["cuda_graph"] = isinstance(self.step, CapturedStep)
         self.final: tuple[dict[str, Any], float] | None = None
         self._tick = self.clock()
         self._next_save = 0.0

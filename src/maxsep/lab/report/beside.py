@@ -40,16 +40,6 @@ def check_features(record: dict[str, Any]) -> None:
             raise ValueError(f"epoch {epoch} has a label without a class")
 
 
-def check_compatibility(record: dict[str, Any]) -> None:
-    """Raise if a `compatibility.json` lacks something."""
-    if not isinstance(record["partner"], str):
-        raise ValueError("it does not name the other run")
-    for part in ("known", "unseen"):
-        for kind in ("features", "logits", "aligned"):
-            for which in ("self", "across"):
-                _fraction(record[part][kind][which], f"{which} of {kind}, {part}")
-
-
 def _fraction(value: Any, name: str) -> None:
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a fraction in [0, 1], got {value!r}")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from maxsep.lab.report.beside import check_compatibility, check_detection, check_features
+from maxsep.lab.compatibility import check_compatibility
+from maxsep.lab.report.beside import check_detection, check_features
 from maxsep.lab.spec import RunSpec
 
 _Beside = Literal["detection", "features", "compatibility"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from maxsep.lab.data import FOLDER, Data, is_known, name_data, prepare
+from maxsep.lab.data.imagenet import NAMES as IMAGENET_NAMES
 from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import Outputs, batch_of, measure
 from maxsep.lab.engine.losses import last_loss
@@ -29,7 +30,8 @@ def export_data(classifier: Classifier, root: str | Path | None = None, dataset:
     """
     spec, (_, height, _) = classifier.spec, classifier.shape
     if dataset is not None:
-        size = None if is_known(dataset) or "?size=" in dataset else height
+        own = is_known(dataset) and dataset not in IMAGENET_NAMES  # their images have a size of their own
+        size = None if own or "?size=" in dataset else height
         spec = spec.replace(dataset=name_data(dataset, root, size))
     try:
         data = prepare(spec, root)
