@@ -429,37 +429,45 @@ _COSINES = options(normalise=True, temperature=0.1)
 APART_ROWS = {
     "plain head, features": ("plain", (), "features"),
     "plain head, logits less their mean": ("plain", (), "logits"),
-    "plain head, features aligned by an orthogonal map": ("plain", (), "aligned"),
+    "plain head, features aligned": ("plain", (), "aligned"),
     "`orthonormal`, features": ("orthonormal", (), "features"),
     "`orthonormal` by cosine, features": ("orthonormal", _COSINES, "features"),
     "`etf`, features": ("etf", options(rotation=0), "features"),
     "`etf` by cosine, features": ("etf", (*_COSINES, *options(rotation=0)), "features"),
+    "`orthonormal` by cosine, logits": ("orthonormal", _COSINES, "logits"),
     "`etf` by cosine, logits": ("etf", (*_COSINES, *options(rotation=0)), "logits"),
-    "`etf` by cosine, features aligned by an orthogonal map": ("etf", (*_COSINES, *options(rotation=0)), "aligned"),
+    "`orthonormal` by cosine, features aligned": ("orthonormal", _COSINES, "aligned"),
+    "`etf` by cosine, features aligned": ("etf", (*_COSINES, *options(rotation=0)), "aligned"),
 }
 
 
 def recalls(split: int, head: str, given: Any, kind: str, part: str, which: str) -> dict[int, float]:
     """Recalls at 1 of pairs of runs on a split of the digits, by the seed of the second run."""
-    wanted = options(**dict(given))
+    arm = {"dataset": f"osr_digits_{split}", "head": head, "head_options": options(**dict(given))}
+    settings = {_of_any_seed(spec) for spec in recipes.get("compatible").specs(1) if _has(spec, arm)}
     return {
         record.spec.seed: record.compatibility[part][kind][which]
-        for record in collect(RUNS).records
+        for setting in settings
+        for record in _collected(RUNS).get(setting, [])
         if record.compatibility is not None
-        and (record.spec.dataset, record.spec.head, record.spec.head_options) == (f"osr_digits_{split}", head, wanted)
     }
+
+
+def _has(spec: RunSpec, fields: dict[str, Any]) -> bool:
+    return all(getattr(spec, name) == value for name, value in fields.items())
 
 
 def apart() -> str:
     """Recall across models that were trained apart, in Markdown."""
-    columns = [(part, which, split) for part, which in (("known", "across"), ("unseen", "across")) for split in (0, 1)]
-    rows = [
-        "| compared by | known classes, split 0 | split 1 | unseen classes, split 0 | split 1 |",
-        "|---|---|---|---|---|",
-    ]
+    columns = [(part, which, split) for part in ("known", "unseen") for which in ("self", "across") for split in (0, 1)]
+    heads = (f"{part}, {which}, split {split}" for part, which, split in columns)
+    rows = [f"| compared by | {' | '.join(heads)} |", "|---" * 9 + "|"]
     for name, (head, given, kind) in APART_ROWS.items():
-        found = (_told(recalls(split, head, given, kind, part, which).values()) for part, which, split in columns)
-        rows.append(f"| {name} | {' | '.join(found)} |")
+        cells = []
+        for part, which, split in columns:
+            found = recalls(split, head, given, kind, part, which).values()
+            cells.append(_told(found) if which == "across" else rounded(mean(list(found)), scale=100))
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
