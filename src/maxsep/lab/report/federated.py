@@ -69,13 +69,19 @@ def control(method: Method) -> Method | None:
     return method.control if method.head == "maxsep" else None
 
 
+def gains(setting: Setting, after: int) -> dict[Method, tuple[Comparison | None, Comparison | None]]:
+    """Compare every head after a round with the plain head and with its control, corrected for all these tests."""
+    found = adjust([each for method in setting.entries for each in _comparisons(setting, method, after)])
+    return dict(zip(setting.entries, zip(found[::2], found[1::2], strict=True), strict=True))
+
+
 def _table(number: int, setting: Setting) -> Table:
     rounds, compared = _rounds(setting)
-    gains = adjust([found for method in setting.entries for found in _comparisons(setting, method, compared)])
+    tests = gains(setting, compared)
     rows = []
     for place, (method, entry) in enumerate(setting.entries.items()):
         accuracies = [_accuracy(after_round(entry, after)) for after in rounds]
-        found = [gain(comparison) for comparison in gains[2 * place : 2 * place + 2]]
+        found = [gain(comparison) for comparison in tests[method]]
         if control(method) == method.plain and method.plain in setting.entries:
             found[1] = Cell("= plain", "the same control", "muted")
         rows.append(Row((Cell(setting.full_name(method)), *accuracies, *found), "" if place else _group(setting)))
