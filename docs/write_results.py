@@ -19,8 +19,10 @@ from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK, candidates
 from maxsep.lab.recipes.longtail import DEFERRED
 from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.report.collect import Record, collect
+from maxsep.lab.report.comparison import Method, Setting, settings_of
+from maxsep.lab.report.federated import COMPARED, after_round, gains, has_clients
 from maxsep.lab.report.outliers import measured
-from maxsep.lab.report.statistics import adjust, compare, mean
+from maxsep.lab.report.statistics import Comparison, adjust, compare, mean
 from maxsep.lab.report.tables import p_text, rounded, signed
 from maxsep.lab.spec import RunSpec, options
 
@@ -35,6 +37,7 @@ OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\
 OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
 ADAMW = "<!-- adamw: written from results/adamw_digits.json by docs/write_results.py -->\n", "<!-- /adamw -->"
 APART = "<!-- apart: written from results/runs by docs/write_results.py -->\n", "<!-- /apart -->"
+FEDERATED = "<!-- federated: written from results/runs by docs/write_results.py -->\n", "<!-- /federated -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -471,6 +474,48 @@ def apart() -> str:
     return "\n".join(rows) + "\n"
 
 
+FEDERATED_ROWS = {
+    "plain head": Method("plain", 1.0),
+    "plain head, times 0.3 (control)": Method("scaled", 0.3),
+    "`maxsep`, radius 0.3": Method("maxsep", 0.3),
+    "`maxsep`": Method("maxsep", 1.0),
+    "`orthonormal` (control)": Method("orthonormal", 1.0),
+    "`etf`": Method("etf", 1.0, options(rotation=0)),
+    "`orthonormal` by cosine (control)": Method("orthonormal", 1.0, _COSINES),
+    "`etf` by cosine": Method("etf", 1.0, options(**dict(_COSINES), rotation=0)),
+}
+
+
+@functools.cache
+def clients_setting() -> Setting:
+    """The runs of the recipe `federated`."""
+    (found,) = filter(has_clients, settings_of(collect(RUNS).records))
+    return found
+
+
+def federated() -> str:
+    """Accuracy by round where clients see different classes, in Markdown."""
+    setting, rounds = clients_setting(), (5, 10, 20, 40)
+    tests = gains(setting, COMPARED)
+    over = f"over the plain head, round {COMPARED} | over its control"
+    rows = [
+        f"| | {' | '.join(f'round {number}' for number in rounds)} | {over} |",
+        "|---" * (len(rounds) + 3) + "|",
+    ]
+    for name, method in FEDERATED_ROWS.items():
+        told = [_told(after_round(setting.entries[method], number).values()) for number in rounds]
+        told += [_tested(comparison) for comparison in tests[method]]
+        rows.append(f"| {name} | {' | '.join(told)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _tested(found: Comparison | None) -> str:
+    if found is None:
+        return "-"
+    p = "" if found.adjusted is None else f" ({p_text(found.adjusted)})"
+    return f"{signed(found.difference, scale=100)}{p}"
+
+
 def _gain(told: dict[str, Any] | None) -> str:
     if told is None or told["difference"] is None:
         return "-"
@@ -520,6 +565,7 @@ PAGES = {
         OPEN: open_sets,
         ADAMW: adamw,
         APART: apart,
+        FEDERATED: federated,
     },
 }
 

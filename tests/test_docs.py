@@ -480,3 +480,42 @@ def test_what_the_page_says_about_models_trained_apart_is_in_the_records():
     assert f"in {min(within):.0f} to {max(within):.0f} percent" in text
     for split in (0, 1):
         assert aligned[split] > max(points(name)[split] for name in script["APART_ROWS"] if "aligned" not in name)
+
+
+def test_what_the_page_says_about_clients_that_see_different_classes_is_in_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    setting, rows = script["clients_setting"](), script["FEDERATED_ROWS"]
+    assert (setting.spec.clients, setting.spec.concentration, setting.spec.local_epochs) == (20, 0.1, 5)
+    assert {tuple(sorted(entry.records)) for entry in setting.entries.values()} == {(0, 1, 2, 3, 4)}
+    assert set(setting.entries) == set(rows.values())
+
+    def points(name, after):
+        return 100 * statistics.mean(script["after_round"](setting.entries[rows[name]], after).values())
+
+    tests = script["gains"](setting, 10)
+    made = [found for pair in tests.values() for found in pair if found is not None]
+    assert len(made) == 10
+    assert not any(found.holds for found in made)
+    etf, cosine = tests[rows["`etf`"]], tests[rows["`etf` by cosine"]]
+    assert [found for found in made if found.passes] == [etf[0], cosine[0]]
+    assert min(etf[0].p, cosine[0].p) > 0.04
+    told = (
+        f"`etf` ({100 * etf[0].difference:+.2f} and, by cosine, {100 * cosine[0].difference:+.2f} over the plain head)"
+    )
+    assert told in text
+    last = [points(name, 40) for name in rows]
+    assert f"all heads are between {min(last):.1f} and {max(last):.1f} percent" in text
+    fixed = [points(name, 5) - points("plain head", 5) for name in rows if "etf" in name or "orthonormal" in name]
+    assert f"by {min(fixed):.1f} to {max(fixed):.1f} points after round 5" in text
+    small = points("plain head, times 0.3 (control)", 5), points("`maxsep`, radius 0.3", 5)
+    gained = [f"{value - points('plain head', 5):.1f}" for value in small]
+    assert f"A plain head times 0.3 has {gained[0]} more, and `maxsep` at radius 0.3 {gained[1]}." in text
+    spread = 100 * statistics.stdev(script["after_round"](setting.entries[rows["plain head"]], 5).values())
+    assert f"The plain head varies by {spread:.1f} points" in text
+    assert not any(found.holds for pair in script["gains"](setting, 5).values() for found in pair if found is not None)
+    above = f"`etf` is above `orthonormal` by {100 * etf[1].difference:.2f} points after round 10 and, by cosine, by"
+    assert f"{above} {100 * cosine[1].difference:.2f}, which is noise." in text
+    one, small = tests[rows["`maxsep`"]], tests[rows["`maxsep`, radius 0.3"]]
+    assert f"is below the plain head there by {-100 * one[0].difference:.2f}, which is noise too" in text
+    assert f"at 0.3 it is {-100 * small[1].difference:.2f} below its control" in text

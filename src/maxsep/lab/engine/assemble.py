@@ -9,6 +9,7 @@ import torch
 from maxsep.lab.data import Data, augmentation, normalisation
 from maxsep.lab.engine.augmenting import CompiledAugmentation
 from maxsep.lab.engine.cuda_graph import CapturedStep
+from maxsep.lab.engine.federation import FederatedStep
 from maxsep.lab.engine.losses import build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
@@ -16,6 +17,7 @@ from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.placing import place
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.record import RunFolder
+from maxsep.lab.engine.rounds import Rounds
 from maxsep.lab.engine.seeds import derive
 from maxsep.lab.engine.stages import rest, take_over
 from maxsep.lab.engine.state import RandomStates
@@ -42,8 +44,8 @@ def assemble(
     """
     mean, std = normalisation(spec.normalisation, data)
     data = place(data, fabric.device)
-    # a graph cannot hold what the host does in every step
-    captures = execution.cuda_graph and data.train.images.device.type == "cuda"
+    # a graph cannot hold what the host does in every step; clients have batches of too many sizes for a graph each
+    captures = execution.cuda_graph and data.train.images.device.type == "cuda" and not spec.clients
     network = build_model(spec, data.train.shape, data.train.num_classes)
     take_over(spec, network, folder.path.parent)
     if execution.channels_last:
@@ -55,6 +57,7 @@ def assemble(
         _compile(pipeline, spec, execution, fabric.world_size)
     model, wrapped = fabric.setup(pipeline, optimiser)
     random = _generators(spec, fabric)
+    order = Rounds(spec, data.train.labels) if spec.clients else Order(spec, data.train.labels)
     loss = build_loss(spec, data.train.class_counts)
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(fabric.device)
@@ -75,18 +78,26 @@ def assemble(
         execution=execution,
         fabric=fabric,
         data=data,
-        order=Order(spec, data.train.labels),
+        order=order,
         mean=mean,
         std=std,
         pipeline=pipeline,
         optimiser=optimiser,
         loss=loss,
-        step=CapturedStep(step) if captures else step,
+        step=_around(step, order, optimiser, captures),
         random=random,
         folder=folder,
         progress=progress,
         stop=stop,
     )
+
+
+def _around(
+    step: Step, order: Order, optimiser: torch.optim.Optimizer, captures: bool
+) -> Step | CapturedStep | FederatedStep:
+    if isinstance(order, Rounds):
+        return FederatedStep(step, order, optimiser)
+    return CapturedStep(step) if captures else step
 
 
 def _augmentation(spec: RunSpec, execution: Execution, fabric: Any) -> Augmentation:

@@ -19,6 +19,7 @@ from maxsep.lab.engine.calibration import calibrate
 from maxsep.lab.engine.checkpoint import CheckpointError, load_point, save_point
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.evaluation import measure, predict
+from maxsep.lab.engine.federation import FederatedStep
 from maxsep.lab.engine.losses import Loss, reweight
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.nonfinite import check_losses
@@ -51,7 +52,7 @@ class Trainer:
     pipeline: Pipeline
     optimiser: Optimizer
     loss: Loss
-    step: Step | CapturedStep
+    step: Step | CapturedStep | FederatedStep
     random: RandomStates
     folder: RunFolder
     progress: Progress
@@ -106,11 +107,12 @@ class Trainer:
         reweight(self.loss, spec, self.class_counts, state.epoch)
         if state.permutation is None:
             state.permutation = self.order.draw(state.epoch, self.random.order)
-        batches = torch.split(state.permutation.to(self.data.train.images.device), spec.batch_size)
+        sizes = self.order.sizes().long().tolist()
+        batches = torch.split(state.permutation.to(self.data.train.images.device), sizes)
         self.pipeline.train()
         for position in range(state.step, self.steps):
             began = self.clock()
-            self.step.at(state.epoch, position, learning_rate(spec, state.epoch, position, self.steps))
+            self.step.at(state.epoch, position, learning_rate(spec, state.epoch, *self.order.place(position)))
             state.losses[position].copy_(self.step(batches[position]))
             state.step = position + 1
             state.epoch_seconds += self.clock() - began
@@ -124,7 +126,7 @@ class Trainer:
         state = self.state
         signum = self._agree(self.stop.signum) if self._may_stop() else 0
         done = state.epoch * self.steps + state.step
-        due = self.checkpoint_steps > 0 and done % self.checkpoint_steps == 0
+        due = self.checkpoint_steps > 0 and done % self.checkpoint_steps == 0 and not self._amid_round()
         if signum or due:
             self._save()
         if signum:
@@ -134,7 +136,11 @@ class Trainer:
 
     def _may_stop(self) -> bool:
         # processes must agree on a stop, and asking each other costs a wait: so only where an epoch ends
-        return self.fabric.world_size == 1 or self.state.step == self.steps
+        return (self.fabric.world_size == 1 or self.state.step == self.steps) and not self._amid_round()
+
+    def _amid_round(self) -> bool:
+        # the weights are a client's then; the common ones, and the sum so far, are in no resume point
+        return self.spec.clients > 0 and self.state.step < self.steps
 
     def _end_epoch(self) -> None:
         state, spec = self.state, self.spec

@@ -8,6 +8,7 @@ from maxsep.lab.recipes import (
     demo,
     errorbars,
     features2d,
+    federated,
     fisher,
     fixed,
     frequency,
@@ -41,7 +42,7 @@ _RECIPES: dict[str, Recipe] = {
         *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
         beyond.SEARCH,
         beyond.RECIPE,
-        *(module.RECIPE for module in (imagenet, ood, openset, features2d, compatible, runtime, demo)),
+        *(module.RECIPE for module in (imagenet, ood, openset, features2d, compatible, federated, runtime, demo)),
     )
 }
 

@@ -72,7 +72,7 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     records = collection.records
     seeds = sorted({record.spec.seed for record in records})
     seconds = sum(record.seconds or 0.0 for record in records)
-    images = sum((record.value("num_train") or 0.0) * record.spec.epochs for record in records)
+    images = sum((record.value("num_train") or 0.0) * record.spec.passes for record in records)
     found = [
         ("runs finished", str(len(records))),
         ("runs without a result", str(sum(problem.is_run for problem in collection.problems))),
