@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from maxsep.lab.report.statistics import compare
+from maxsep.lab.report.statistics import compare, holm
 from maxsep.lab.spec import RunSpec
 
 ROOT = Path(__file__).parent.parent
@@ -452,34 +452,47 @@ def test_what_the_readme_says_about_the_radius_elsewhere_is_in_the_records():
 def test_what_the_page_says_about_models_trained_apart_is_in_the_records():
     script = runpy.run_path(str(ROOT / "docs" / "write_results.py"))
     text = " ".join((ROOT / "docs/results.md").read_text().split())
+    names = list(script["APART_ROWS"])
 
     def recall(name, part="unseen", which="across"):
         return [script["recalls"](split, *script["APART_ROWS"][name], part, which) for split in (0, 1)]
 
-    def points(name):
-        return [100 * statistics.mean(found.values()) for found in recall(name)]
+    def points(name, **of):
+        return [100 * statistics.mean(found.values()) for found in recall(name, **of)]
 
-    logits = points("plain head, logits less their mean")
-    etf, own = points("`etf` by cosine, features"), points("`etf` by cosine, logits")
-    assert f"above a plain head's logits by {etf[0] - logits[0]:.1f} points in one split" in text
-    assert f"below them by {logits[1] - etf[1]:.1f} in the other" in text
-    assert f"are above them by {own[0] - logits[0]:.1f} and {own[1] - logits[1]:.1f}. None of these four" in text
-    for name in ("`etf` by cosine, features", "`etf` by cosine, logits"):
-        for ours, theirs in zip(recall(name), recall("plain head, logits less their mean"), strict=True):
-            assert len(ours) == 5
-            # beside the two dozen tests of its table
-            assert compare(ours, theirs).p * 20 > 0.05
-    aligned = points("plain head, features aligned by an orthogonal map")
-    assert f"{aligned[0]:.1f} and {aligned[1]:.1f} percent with a plain head" in text
-    within = [
-        100 * statistics.mean(found.values())
-        for name in script["APART_ROWS"]
-        if name.endswith("features")
-        for found in recall(name, which="self")
-    ]
-    assert f"in {min(within):.0f} to {max(within):.0f} percent" in text
+    assert all(len(found) == 5 for name in names for found in recall(name))
+    fixed = [name for name in names if name.endswith(", features") and not name.startswith("plain")]
+    lost = {
+        name: [a - b for a, b in zip(points(name, part="known", which="self"), points(name, part="known"), strict=True)]
+        for name in fixed
+    }
+    cosine = [value for name in fixed if "cosine" in name for value in lost[name]]
+    every = [value for values in lost.values() for value in values]
+    assert f"they find {min(every):.1f} to {max(every):.1f} points less than within one model" in text
+    assert f"by cosine {min(cosine):.1f} to {max(cosine):.1f}." in text
+    pairs = [(name, name.replace("etf", "orthonormal")) for name in names if name.startswith("`etf`")]
+    found = [compare(a, b).p for ours, control in pairs for a, b in zip(recall(ours), recall(control), strict=True)]
+    assert len(found) == 8
+    assert f"is a difference across models more than noise (p of {min(found):.2f} or more)" in text
+    logits = recall("plain head, logits less their mean")
+    over = {
+        kind: [compare(a, b) for a, b in zip(recall(f"`etf` by cosine, {kind}"), logits, strict=True)]
+        for kind in ("features", "logits")
+    }
+    told = {
+        kind: " and ".join(f"{100 * c.difference:+.1f}".replace("-", "\N{MINUS SIGN}") for c in over[kind])
+        for kind in over
+    }
+    assert f"beside a plain head's logits by {told['features']} points in the two splits" in text
+    assert (
+        f"which are its coordinates, by {told['logits']}. The third of these has p = {over['logits'][0].p:.3f}" in text
+    )
+    assert min(holm([c.p for kind in over for c in over[kind]])) > 0.05, "none is more than noise"
+    aligned = points("plain head, features aligned")
+    assert f"{aligned[0]:.1f} and {aligned[1]:.1f} percent with a plain one" in text
     for split in (0, 1):
-        assert aligned[split] > max(points(name)[split] for name in script["APART_ROWS"] if "aligned" not in name)
+        others = [points(name)[split] for name in names if "aligned" not in name]
+        assert min(points(name)[split] for name in names if "aligned" in name) > max(others)
 
 
 def test_what_the_page_says_about_clients_that_see_different_classes_is_in_the_records():
