@@ -42,8 +42,16 @@ def test_options_are_frozen(options):
     assert options("compare") == shared | own
     assert options("reproduce") >= shared | {"--only", "--seeds", "--epochs", "--budget", "--dry-run", "--precision"}
     assert options("train") >= shared | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--seed"}
-    assert options("train") >= {"--validation", "--calibration", "--loss-option", "--sampler", "--mixup"}
+    assert options("train") >= {
+        "--validation",
+        "--calibration",
+        "--loss-option",
+        "--sampler",
+        "--mixup",
+        "--head-option",
+    }
     assert options("train") >= {"--batch-size", "--from", "--backbone", "--logit-scaling", "--head-rate"}
+    assert options("train") >= {"--clients", "--concentration", "--local-epochs"}
 
 
 def test_version(call):

@@ -1,6 +1,7 @@
 """From options to a spec: numbers and words of the loss, the batch of a folder, the second stage of a run."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from maxsep.cli.run_spec import beside, count_images, first_stage, loss_options, second_stage
+from maxsep.cli.run_spec import beside, count_images, first_stage, head_options, loss_options, second_stage
 from maxsep.lab.data import prepare
 from maxsep.lab.engine import load_run, train
 from maxsep.lab.engine.losses import loss_defaults, loss_names
@@ -236,3 +237,31 @@ def test_the_second_stage_of_the_recipe_can_be_typed(finished, tmp_path):
         "logit_scaling": True, "head_rate": 0.2,
     }  # fmt: skip
     assert second_stage(given, folder).name == stage.name
+
+
+def test_options_of_a_head_are_read_as_what_they_are():
+    found = head_options("etf", ["rotation=3,normalise=True", "temperature=0.5"])
+    assert found == options(rotation=3, normalise=True, temperature=0.5)
+    assert first_stage(
+        {"dataset": "digits", "head": "etf", "loss": "cross_entropy", "head_options": ["rotation=3"]}
+    ) == (
+        first_stage({"dataset": "digits", "head": "etf", "loss": "cross_entropy"}).replace(
+            head_options=options(rotation=3)
+        )
+    )
+    assert head_options("maxsep", ["basis=householder"]) == options(basis="householder")
+    assert head_options("plain", None) == head_options("nobody", ["a=1"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("head", "given", "told"),
+    [
+        ("etf", ["rotated=1"], "the head 'etf' has no option rotated. It has: bias, normalise, reserved, rotation, "),
+        ("hpn", ["radius=1"], "the head 'hpn' has no option radius. It has: bias, iterations, normalise."),
+        ("etf", ["rotation"], "--head-option must be NAME=VALUE, such as rotation=0, got 'rotation'."),
+        ("etf", ["rotation=1", "rotation=2"], "--head-option rotation was given twice, as 1 and 2. Leave one out."),
+    ],
+)
+def test_wrong_options_of_a_head(head, given, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        head_options(head, given)

@@ -253,3 +253,12 @@ def test_adamw_without_nesterov_is_adamw(call, asked, tmp_path):
 )
 def test_bad_input_is_one_clear_line(refuse_in_one_line, arguments, told):
     assert told in refuse_in_one_line("train", *arguments)
+
+
+def test_clients_and_options_of_the_head_are_trained_with(call, tmp_path):
+    arguments = ["--clients", 3, "--concentration", 0.5, "--local-epochs", 2, "--epochs", 2, "--batch-size", 64]
+    told = call("train", "--runs", tmp_path, "--head", "etf", "--head-option", "rotation=0", *arguments)
+    assert "on the test set" in told
+    spec = RunSpec.from_dict(json.loads(next(tmp_path.glob("*/spec.json")).read_text()))
+    assert (spec.clients, spec.concentration, spec.local_epochs) == (3, 0.5, 2)
+    assert dict(spec.head_options) == {"rotation": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
+    fields["head_options"] = head_options(fields.get("head") or RunSpec.head, given.get("head_options"))
     fields["dataset"] = dataset = _named(fields["dataset"], data)
     if has_usual_batch(dataset) or parse_imagenet(dataset):
         usual = {"network": usual_network(dataset), "augmentation": usual_augmentation(dataset)}
@@ -136,17 +138,53 @@ def loss_options(loss: str, given: Sequence[str] | None) -> Options:
 
     if not given or loss not in loss_names():  # an unknown loss is told of with all other names
         return ()
-    found: dict[str, str] = {}
-    for text in words("--loss-option", given, "reweight=effective"):
-        name, _, value = map(str.strip, text.partition("="))
-        if not (name and value):
-            raise ValueError(f"--loss-option must be NAME=VALUE, such as reweight=effective, got {text!r}.")
-        if name in found:
-            raise ValueError(f"--loss-option {name} was given twice, as {found[name]} and {value}. Leave one out.")
-        found[name] = value
+    found = _pairs("--loss-option", given, "reweight=effective")
     check_loss_options(loss, found)
     defaults = loss_defaults(loss)
     return options(**{name: _value(name, text, defaults[name]) for name, text in found.items()})
+
+
+def head_options(head: str, given: Sequence[str] | None) -> Options:
+    """Read NAME=VALUE pairs of a head: numbers, true and false, or words.
+
+    >>> head_options("etf", ["normalise=true, temperature=0.1", "rotation=0"])
+    (('normalise', True), ('rotation', 0), ('temperature', 0.1))
+    """
+    from maxsep import heads
+
+    if not given or head not in heads.names():  # an unknown head is told of with all other names
+        return ()
+    found, known = _pairs("--head-option", given, "rotation=0"), heads.option_names(head)
+    if unknown := sorted(set(found) - set(known)):
+        raise ValueError(f"the head {head!r} has no option {', '.join(unknown)}. It has: {', '.join(known) or 'none'}.")
+    return options(**{name: _read(text) for name, text in found.items()})
+
+
+def _pairs(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
+    """Split NAME=VALUE pairs, each name once."""
+    found: dict[str, str] = {}
+    for text in words(flag, given, example):
+        name, _, value = map(str.strip, text.partition("="))
+        if not (name and value):
+            raise ValueError(f"{flag} must be NAME=VALUE, such as {example}, got {text!r}.")
+        if name in found:
+            raise ValueError(f"{flag} {name} was given twice, as {found[name]} and {value}. Leave one out.")
+        found[name] = value
+    return found
+
+
+def _read(text: str) -> object:
+    """Read true and false, a number or else a word.
+
+    >>> _read("true"), _read("3"), _read("0.5"), _read("householder")
+    (True, 3, 0.5, 'householder')
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def checked(spec: RunSpec) -> RunSpec:

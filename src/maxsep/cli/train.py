@@ -51,6 +51,20 @@ LossOption = Annotated[
         "of cross_entropy; with commas or repeated. An unknown name is answered with all that the loss has.",
     ),
 ]
+HeadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the head, such as rotation=0 of etf; with commas or repeated. An unknown name is answered "
+        "with all that the head has.",
+    ),
+]
+Clients = Annotated[
+    int, typer.Option(min=0, help="Federated averaging over so many clients; an epoch is a round then.")
+]
+Concentration = Annotated[
+    float, typer.Option(help="Of the Dirichlet distribution by which clients share classes: small, and each has few.")
+]
 Augmentation = Annotated[
     str | None,
     typer.Option(
@@ -94,6 +108,7 @@ def command(
     network: Network = None,
     head: Annotated[str, typer.Option(help=f"{', '.join(heads.names())}.")] = _DEFAULT.head,
     radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,
+    head_option: HeadOption = None,
     loss: Loss = _DEFAULT.loss,
     loss_option: LossOption = None,
     augmentation: Augmentation = None,
@@ -115,6 +130,9 @@ def command(
     backbone: Backbone = _DEFAULT.backbone,
     logit_scaling: Scaling = False,
     head_rate: HeadRate = _DEFAULT.head_rate,
+    clients: Clients = _DEFAULT.clients,
+    concentration: Concentration = _DEFAULT.concentration,
+    local_epochs: Annotated[int, typer.Option(min=1, help="Of every client in a round.")] = _DEFAULT.local_epochs,
     data: Data = None,
     download: Download = False,
     runs: Runs = Path("runs"),
@@ -128,6 +146,8 @@ def command(
     typed = {name for name in context.params if was_typed(context, name)}
     if loss_option:
         given["loss_options"], typed = loss_option, typed | {"loss_options"}
+    if head_option:
+        given["head_options"], typed = head_option, typed | {"head_options"}
     if start is None:
         spec = first_stage(given | {"precision": precision or default_precision(device)}, data)
     else:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from maxsep.heads.base import Head
 
-__all__ = ["build", "name_of", "names", "register"]
+__all__ = ["build", "name_of", "names", "option_names", "register"]
 
 _heads: dict[str, type[Head]] = {}
 HeadType = TypeVar("HeadType", bound=type[Head])
@@ -67,6 +67,24 @@ def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **
             "Leave basis out, or take the head 'maxsep'."
         )
     return _heads[name](in_features, num_classes, radius, **options)
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """List what a head takes beside its sizes, its radius, and where and in which precision it is made.
+
+    >>> option_names("etf")
+    ('bias', 'normalise', 'reserved', 'rotation', 'temperature')
+    """
+    given = {"self", "in_features", "num_classes", "radius", "device", "dtype"}
+    found: set[str] = set()
+    for kind in _heads[name].__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+        found |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break  # nothing is passed on to the classes above
+    return tuple(sorted(found - given))
 
 
 def _takes_basis(head: type[Head]) -> bool:
