@@ -19,10 +19,8 @@ from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK, candidates
 from maxsep.lab.recipes.longtail import DEFERRED
 from maxsep.lab.recipes.published import RESNET32
 from maxsep.lab.report.collect import Record, collect
-from maxsep.lab.report.comparison import Method, Setting, settings_of
-from maxsep.lab.report.federated import COMPARED, after_round, gains, has_clients
 from maxsep.lab.report.outliers import measured
-from maxsep.lab.report.statistics import Comparison, adjust, compare, mean
+from maxsep.lab.report.statistics import adjust, compare, mean
 from maxsep.lab.report.tables import p_text, rounded, signed
 from maxsep.lab.spec import RunSpec, options
 
@@ -36,8 +34,6 @@ CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", 
 OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
 OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
 ADAMW = "<!-- adamw: written from results/adamw_digits.json by docs/write_results.py -->\n", "<!-- /adamw -->"
-APART = "<!-- apart: written from results/runs by docs/write_results.py -->\n", "<!-- /apart -->"
-FEDERATED = "<!-- federated: written from results/runs by docs/write_results.py -->\n", "<!-- /federated -->"
 COST = "<!-- cost: written from results/*.json by docs/write_results.py -->\n", "<!-- /cost -->"
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ARMS = {
@@ -65,7 +61,7 @@ def table() -> str:
             if theirs is not None:
                 five = bars[dataset]["resnet"][head]["0.01"]
                 given = f"{theirs:.2f} | {five['mean']:.2f} ± {five['std']:.2f}"
-            rows.append(f"| {title}, {name} | {given} | {_told(found)} | {len(found)} |")
+            rows.append(f"| {title}, {name} | {given} | {in_percent(found)} | {len(found)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -125,7 +121,7 @@ def _of_paper(paper: dict, method: str, margin: float | None = None) -> str:
 
 def ldam(head: str, margin: float, deferred: bool) -> str:
     """Accuracy with LDAM on CIFAR-100 at imbalance 0.01."""
-    return _told(record.metrics["top1"] for record in _ldam_records(head, margin, deferred))
+    return in_percent(record.metrics["top1"] for record in _ldam_records(head, margin, deferred))
 
 
 def ldam_means(head: str) -> dict[int, float]:
@@ -147,7 +143,7 @@ def _ldam_records(head: str, margin: float, deferred: bool) -> list[Record]:
 
 def mislas(head: str, radius: float, stage: str) -> str:
     """Accuracy with MiSLAS on CIFAR-100 at imbalance 0.01."""
-    return _told(by_seed(mislas_records(head, radius, stage)).values())
+    return in_percent(by_seed(mislas_records(head, radius, stage)).values())
 
 
 def mislas_records(head: str, radius: float, stage: str) -> list[Record]:
@@ -170,7 +166,9 @@ def beyond() -> str:
             if not any(found):
                 continue
             seeds = _seeds({title: len(each) for title, each in zip(TITLES.values(), found, strict=True)})
-            rows.append(f"| {name}: logit adjustment here, {head} head | {' | '.join(map(_told, found))} | {seeds} |")
+            rows.append(
+                f"| {name}: logit adjustment here, {head} head | {' | '.join(map(in_percent, found))} | {seeds} |"
+            )
     return "\n".join(rows) + "\n"
 
 
@@ -224,9 +222,9 @@ PARTS: dict[str, dict[str, Any]] = {
 def _beside(found: list[float], recipe: list[float]) -> str:
     """Accuracies, and what they have over the recipe's on the same seeds, which are its first."""
     if found == recipe:
-        return f"{_told(found)}, the recipe"
+        return f"{in_percent(found)}, the recipe"
     gains = [ours - theirs for ours, theirs in zip(found, recipe, strict=False)]
-    return f"{_told(found)} ({signed(mean(gains), scale=100)})" if gains else _told(found)
+    return f"{in_percent(found)} ({signed(mean(gains), scale=100)})" if gains else in_percent(found)
 
 
 def part(dataset: str, augmentation: str, changes: dict[str, float] | None = None, **fields: Any) -> list[float]:
@@ -247,7 +245,7 @@ def cells() -> str:
             found = _top1("beyond", network="resnet34", dataset=dataset, **wanted)
             best = max(head[str(imbalance)] for head in paper[dataset]["resnet"].values())
             if found:
-                rows.append(f"| {title}, imbalance {imbalance} | {best:.2f} | {_told(found)} | {len(found)} |")
+                rows.append(f"| {title}, imbalance {imbalance} | {best:.2f} | {in_percent(found)} | {len(found)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -264,16 +262,16 @@ def outside() -> str:
             found = {place: _auroc(head, radius, score, place) for place in ("svhn", "places", "cifar10")}
             known = [paper[place][theirs].get(head) for place in ("svhn", "places365")]
             printed = [f"{numbers['auroc']:.2f}" if numbers and radius == 1 else "-" for numbers in known]
-            ours = [_told(each) for each in found.values()]
+            ours = [in_percent(each) for each in found.values()]
             titles = ("SVHN", "Places", "CIFAR-10")
             seeds = _seeds({title: len(each) for title, each in zip(titles, found.values(), strict=True)})
             cells = [printed[0], ours[0], printed[1], ours[1], ours[2], seeds]
             rows.append(f"| {name}, {told} | {' | '.join(cells)} |")
             if (head, score) == ("plain", "energy"):
-                ours = [_told(_auroc(head, radius, "energy_centred", place)) for place in found]
+                ours = [in_percent(_auroc(head, radius, "energy_centred", place)) for place in found]
                 rows.append(f"| {name}, {told}, centred | - | {ours[0]} | - | {ours[1]} | {ours[2]} | {cells[-1]} |")
     accuracies = "; ".join(
-        f"{told} {_told(_top1('ood', optimiser='sgd', head=head, radius=radius))}"
+        f"{told} {in_percent(_top1('ood', optimiser='sgd', head=head, radius=radius))}"
         for head, radius, told in OUTSIDE_HEADS
     )
     return "\n".join(rows) + f"\n\nTop-1 accuracy of these networks on CIFAR-100: {accuracies}.\n"
@@ -337,7 +335,7 @@ def _open_set_row(paper: dict, benchmark: str, outliers: str, head: str, radius:
     printed = [f"{paper[row][head][name]:.2f}" if own else "-" for row in ("msp", "mls")]
     known = [record.metrics["top1"] for record in runs.values()]
     known, softmax = ([], []) if logit == "max_logit_centred" else (known, softmax)  # centring changes neither
-    cells = [_told(known), printed[0], _told(softmax), printed[1], _told(logits), _splits(list(runs))]
+    cells = [in_percent(known), printed[0], in_percent(softmax), printed[1], in_percent(logits), _splits(list(runs))]
     return f"| {name.upper()}, {told} | {' | '.join(cells)} |"
 
 
@@ -384,7 +382,7 @@ def _records(recipe: str, **wanted: Any) -> list[Record]:
     if len(specs) != 1:
         raise LookupError(f"{len(specs)} runs of the recipe {recipe} have {wanted}; name fields that single out one.")
     found = {}
-    for record in _collected(RUNS).get(_of_any_seed(specs[0]), ()):
+    for record in collected(RUNS).get(of_any_seed(specs[0]), ()):
         if record.spec.seed in found:
             other = found[record.spec.seed].spec.name
             raise ValueError(f"{record.spec.name} and {other} are one run in two precisions. Keep one of them.")
@@ -398,18 +396,21 @@ def _protocol(recipe: str) -> list[RunSpec]:
 
 
 @functools.cache
-def _collected(runs: Path) -> dict[RunSpec, list[Record]]:
+def collected(runs: Path) -> dict[RunSpec, list[Record]]:
+    """The records of a folder by their spec, whatever seed and precision."""
     found: dict[RunSpec, list[Record]] = {}
     for record in collect(runs).records:
-        found.setdefault(_of_any_seed(record.spec), []).append(record)
+        found.setdefault(of_any_seed(record.spec), []).append(record)
     return found
 
 
-def _of_any_seed(spec: RunSpec) -> RunSpec:
+def of_any_seed(spec: RunSpec) -> RunSpec:
+    """A spec that runs of all seeds and precisions share."""
     return spec.replace(seed=0, precision="32-true")
 
 
-def _told(found: Iterable[float]) -> str:
+def in_percent(found: Iterable[float]) -> str:
+    """Percent, with the standard deviation of several."""
     found = list(found)
     if not found:
         return "-"
@@ -422,98 +423,10 @@ def adamw() -> str:
     found = json.loads((ROOT / "results" / "adamw_digits.json").read_text())
     rows = ["| | accuracy | over the plain head | over the control at the same radius |", "|---|---|---|---|"]
     for arm in found["arms"]:
-        accuracy = _told(arm["top1"]["seeds"].values())
+        accuracy = in_percent(arm["top1"]["seeds"].values())
         over = " | ".join(_gain(arm[key]) for key in ("over_plain", "over_control"))
         rows.append(f"| {arm['label']} | {accuracy} | {over} |")
     return "\n".join(rows) + "\n"
-
-
-_COSINES = options(normalise=True, temperature=0.1)
-APART_ROWS = {
-    "plain head, features": ("plain", (), "features"),
-    "plain head, logits less their mean": ("plain", (), "logits"),
-    "plain head, features aligned": ("plain", (), "aligned"),
-    "`orthonormal`, features": ("orthonormal", (), "features"),
-    "`orthonormal` by cosine, features": ("orthonormal", _COSINES, "features"),
-    "`etf`, features": ("etf", options(rotation=0), "features"),
-    "`etf` by cosine, features": ("etf", (*_COSINES, *options(rotation=0)), "features"),
-    "`orthonormal` by cosine, logits": ("orthonormal", _COSINES, "logits"),
-    "`etf` by cosine, logits": ("etf", (*_COSINES, *options(rotation=0)), "logits"),
-    "`orthonormal` by cosine, features aligned": ("orthonormal", _COSINES, "aligned"),
-    "`etf` by cosine, features aligned": ("etf", (*_COSINES, *options(rotation=0)), "aligned"),
-}
-
-
-def recalls(split: int, head: str, given: Any, kind: str, part: str, which: str) -> dict[int, float]:
-    """Recalls at 1 of pairs of runs on a split of the digits, by the seed of the second run."""
-    arm = {"dataset": f"osr_digits_{split}", "head": head, "head_options": options(**dict(given))}
-    settings = {_of_any_seed(spec) for spec in recipes.get("compatible").specs(1) if _has(spec, arm)}
-    return {
-        record.spec.seed: record.compatibility[part][kind][which]
-        for setting in settings
-        for record in _collected(RUNS).get(setting, [])
-        if record.compatibility is not None
-    }
-
-
-def _has(spec: RunSpec, fields: dict[str, Any]) -> bool:
-    return all(getattr(spec, name) == value for name, value in fields.items())
-
-
-def apart() -> str:
-    """Recall across models that were trained apart, in Markdown."""
-    columns = [(part, which, split) for part in ("known", "unseen") for which in ("self", "across") for split in (0, 1)]
-    heads = (f"{part}, {which}, split {split}" for part, which, split in columns)
-    rows = [f"| compared by | {' | '.join(heads)} |", "|---" * 9 + "|"]
-    for name, (head, given, kind) in APART_ROWS.items():
-        cells = []
-        for part, which, split in columns:
-            found = recalls(split, head, given, kind, part, which).values()
-            cells.append(_told(found) if which == "across" else rounded(mean(list(found)), scale=100))
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-FEDERATED_ROWS = {
-    "plain head": Method("plain", 1.0),
-    "plain head, times 0.3 (control)": Method("scaled", 0.3),
-    "`maxsep`, radius 0.3": Method("maxsep", 0.3),
-    "`maxsep`": Method("maxsep", 1.0),
-    "`orthonormal` (control)": Method("orthonormal", 1.0),
-    "`etf`": Method("etf", 1.0, options(rotation=0)),
-    "`orthonormal` by cosine (control)": Method("orthonormal", 1.0, _COSINES),
-    "`etf` by cosine": Method("etf", 1.0, options(**dict(_COSINES), rotation=0)),
-}
-
-
-@functools.cache
-def clients_setting() -> Setting:
-    """The runs of the recipe `federated`."""
-    (found,) = filter(has_clients, settings_of(collect(RUNS).records))
-    return found
-
-
-def federated() -> str:
-    """Accuracy by round where clients see different classes, in Markdown."""
-    setting, rounds = clients_setting(), (5, 10, 20, 40)
-    tests = gains(setting, COMPARED)
-    over = f"over the plain head, round {COMPARED} | over its control"
-    rows = [
-        f"| | {' | '.join(f'round {number}' for number in rounds)} | {over} |",
-        "|---" * (len(rounds) + 3) + "|",
-    ]
-    for name, method in FEDERATED_ROWS.items():
-        told = [_told(after_round(setting.entries[method], number).values()) for number in rounds]
-        told += [_tested(comparison) for comparison in tests[method]]
-        rows.append(f"| {name} | {' | '.join(told)} |")
-    return "\n".join(rows) + "\n"
-
-
-def _tested(found: Comparison | None) -> str:
-    if found is None:
-        return "-"
-    p = "" if found.adjusted is None else f" ({p_text(found.adjusted)})"
-    return f"{signed(found.difference, scale=100)}{p}"
 
 
 def _gain(told: dict[str, Any] | None) -> str:
@@ -564,8 +477,6 @@ PAGES = {
         OUTSIDE: outside,
         OPEN: open_sets,
         ADAMW: adamw,
-        APART: apart,
-        FEDERATED: federated,
     },
 }
 

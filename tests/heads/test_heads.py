@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maxsep import MaxSeparationHead, grow, heads, simplex
+from maxsep import MaxSeparationHead, heads, simplex
 
 
 def small(name, in_features=12, num_classes=5, **options):
@@ -121,82 +121,6 @@ def test_ablations_start_from_the_matrix_or_at_random(x):
     assert learnable.matrix.requires_grad
     extra = heads.build("extra_layer", 12, 5)
     torch.testing.assert_close(extra(x), extra.extra(x @ extra.weight.T + extra.bias))
-
-
-def test_etf_is_the_simplex_on_the_features(x):
-    head = heads.build("etf", 12, 5, radius=0.5)
-    torch.testing.assert_close(head(x), 0.5 * x[:, :4] @ simplex(5))
-    cosine = heads.build("etf", 4, 5, normalise=True, temperature=0.1)
-    y = x[:, :4]
-    torch.testing.assert_close(cosine(y), 10 * nn.functional.normalize(y, dim=1) @ simplex(5))
-    reserved = heads.build("etf", 12, 5, reserved=3)
-    torch.testing.assert_close(reserved(x), (x[:, :7] @ simplex(8))[:, :5])
-    assert heads.build("etf", 12, 5, bias=True)(x).shape == (7, 5)
-    with pytest.raises(ValueError, match="needs at least 4 of them, got in_features=3"):
-        heads.build("etf", 3, 5)
-
-
-def test_turned_etf_is_the_simplex_on_directions_of_all_features(x):
-    head = heads.build("etf", 12, 5, radius=0.5, rotation=3)
-    rows = head.directions
-    torch.testing.assert_close(rows @ rows.T, torch.eye(4))
-    torch.testing.assert_close(head(x), 0.5 * x @ rows.T @ simplex(5))
-    assert torch.equal(heads.build("etf", 12, 5, rotation=3).directions, rows)  # whatever was drawn in between
-    assert not torch.allclose(heads.build("etf", 12, 5, rotation=4).directions, rows)
-    assert "rotation=3" in repr(head)
-    # a head with vertices in reserve has the same coordinates for the classes that come later
-    kept = heads.build("etf", 12, 3, reserved=2, rotation=3, bias=True)
-    grown = grow(kept, 2)
-    assert grown.rotation == 3
-    torch.testing.assert_close(grown(x)[:, :3], kept(x))
-    torch.testing.assert_close(grown(x), x @ rows.T @ simplex(5))
-
-
-def test_directions_of_another_rotation_are_refused():
-    state = heads.build("etf", 12, 5, rotation=3).state_dict()
-    with pytest.raises(
-        ValueError, match=r"has other directions than rotation=0 gives.*Build the head with the rotation"
-    ):
-        heads.build("etf", 12, 5, rotation=0).load_state_dict(state)
-    state["directions"] = state["directions"].half().float()  # rounded, but the same
-    heads.build("etf", 12, 5, rotation=3).load_state_dict(state)
-
-
-def test_more_classes_keep_the_directions_of_the_first():
-    few, many = heads.build("orthonormal", 12, 5), heads.build("orthonormal", 12, 9)
-    torch.testing.assert_close(many.directions[:5], few.directions)
-
-
-def test_directions_are_drawn_whatever_device_is_the_default():
-    with torch.device("meta"):
-        head = heads.build("etf", 12, 5, rotation=17, device="cpu")
-    assert torch.equal(head.directions, heads.build("etf", 12, 5, rotation=17).directions)
-    assert heads.optimise_prototypes(4, 3, iterations=7).device.type == "cpu"
-
-
-def test_orthonormal_head_has_fixed_vectors_at_right_angles(x):
-    head = heads.build("orthonormal", 12, 5, radius=2.0)
-    torch.testing.assert_close(head.directions @ head.directions.T, torch.eye(5))
-    torch.testing.assert_close(head(x), 2 * x @ head.directions.T)
-    cosine = heads.build("orthonormal", 12, 5, normalise=True, temperature=0.1, bias=True)
-    torch.testing.assert_close(cosine(x), 10 * nn.functional.normalize(x, dim=1) @ head.directions.T)
-    assert [name for name, _ in cosine.named_parameters()] == ["bias"]
-    assert "temperature=0.1" in repr(cosine)
-    with pytest.raises(ValueError, match=r"5 class vectors at right angles need at least as many .* got in_features=4"):
-        heads.build("orthonormal", 4, 5)
-    with pytest.raises(ValueError, match="rotation"):
-        heads.build("orthonormal", 12, 5, rotation=-1)
-
-
-def test_directions_move_and_are_made_as_other_tensors_are():
-    head = heads.build("etf", 12, 5, rotation=0).to(torch.float64)
-    assert head.class_vectors().dtype == head.directions.dtype == torch.float64
-    assert head.half()(torch.zeros(2, 12, dtype=torch.float16)).dtype == torch.float16
-    with torch.device("meta"):
-        empty = heads.build("orthonormal", 12, 5)
-    assert empty.directions.is_meta
-    empty.to_empty(device="cpu").reset_parameters()
-    assert torch.equal(empty.directions, heads.build("orthonormal", 12, 5).directions)
 
 
 def test_hpn_compares_directions_with_fixed_prototypes(x):

@@ -43,6 +43,15 @@ LdamOption = Annotated[
         "with commas or repeated.",
     ),
 ]
+Network = Annotated[
+    str | None,
+    typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32; digits: mlp, ImageNet: resnet50."),
+]
+Augmentation = Annotated[
+    str | None,
+    typer.Option(help="none, crop_flip, ...; by default crop_flip; digits, svhn: none, ImageNet: resized_crop_flip."),
+]
+Size = Annotated[int | None, typer.Option(help="Side that pictures are cut to; by default 32, of ImageNet 224.")]
 _NAMED = 3
 """Missing runs that are named; --json names all."""
 
@@ -52,30 +61,20 @@ def command(
     dataset: Annotated[
         str, typer.Argument(metavar="DATA", help="A folder of class folders, or digits, cifar10, ..., imagenet.")
     ] = "digits",
-    network: Annotated[
-        str | None,
-        typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32; digits: mlp, ImageNet: resnet50."),
-    ] = None,
+    network: Network = None,
     epochs: Annotated[int, typer.Option(min=1)] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm; fewer than 3 cannot be tested.")] = 3,
     radius: Annotated[list[str] | None, typer.Option(help="Radii, with commas or repeated; by default 1,0.1.")] = None,
     loss: Losses = None,
     loss_option: LdamOption = None,
     imbalance: Annotated[float, typer.Option(help="Cuts a long tail; 1 leaves the data as it is.")] = 1.0,
-    augmentation: Annotated[
-        str | None,
-        typer.Option(
-            help="none, crop_flip, ...; by default crop_flip; digits, svhn: none, ImageNet: resized_crop_flip."
-        ),
-    ] = None,
+    augmentation: Augmentation = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="By default 16 to 128, by the number of images.")
     ] = None,
     optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
     learning_rate: Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Side that pictures are cut to; by default 32, of ImageNet 224.")
-    ] = None,
+    size: Size = None,
     budget: Annotated[str | None, typer.Option(help="Stop in time, such as 30m; the same command goes on.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with an estimate of their time.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the runs.")] = 1,

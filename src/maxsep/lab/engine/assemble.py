@@ -10,7 +10,7 @@ from maxsep.lab.data import Data, augmentation, normalisation
 from maxsep.lab.engine.augmenting import CompiledAugmentation
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.federation import FederatedStep
-from maxsep.lab.engine.losses import build_loss
+from maxsep.lab.engine.losses import Loss, build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
 from maxsep.lab.engine.order import Order
@@ -38,10 +38,7 @@ def assemble(
     progress: Progress,
     stop: StopRequest,
 ) -> Trainer:
-    """Build network, optimiser, step and generators on Fabric's device.
-
-    Changes torch's global random state: network, head and dropout draw from it.
-    """
+    """Build network, optimiser, step and generators on Fabric's device, and change torch's global random state."""
     mean, std = normalisation(spec.normalisation, data)
     data = place(data, fabric.device)
     # a graph cannot hold what the host does in every step; clients have batches of too many sizes for a graph each
@@ -58,9 +55,7 @@ def assemble(
     model, wrapped = fabric.setup(pipeline, optimiser)
     random = _generators(spec, fabric)
     order = Rounds(spec, data.train.labels) if spec.clients else Order(spec, data.train.labels)
-    loss = build_loss(spec, data.train.class_counts)
-    if isinstance(loss, torch.nn.Module):
-        loss = loss.to(fabric.device)
+    loss = _loss(spec, data, fabric.device)
     step = Step(
         spec=spec,
         fabric=fabric,
@@ -90,6 +85,11 @@ def assemble(
         progress=progress,
         stop=stop,
     )
+
+
+def _loss(spec: RunSpec, data: Data, device: torch.device) -> Loss:
+    loss = build_loss(spec, data.train.class_counts)
+    return loss.to(device) if isinstance(loss, torch.nn.Module) else loss
 
 
 def _around(
