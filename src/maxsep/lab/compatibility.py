@@ -17,8 +17,7 @@ from maxsep.lab.data.open_set import keep_classes
 from maxsep.lab.detection import pick_device
 from maxsep.lab.detection.judge import full_precision
 from maxsep.lab.engine.evaluation import predict
-from maxsep.lab.engine.model import Pipeline
-from maxsep.lab.engine.runs import load_model, load_run
+from maxsep.lab.engine.runs import load_pipeline, load_run
 from maxsep.lab.spec import RunSpec
 
 FILE = "compatibility.json"
@@ -87,7 +86,7 @@ def compare_runs(
     _check_alike(spec, load_run(other).spec)
     train, known, unseen = _images(spec, data_root)
     place = pick_device(device)
-    models = [_pipeline(path, place) for path in (folder, other)]
+    models = [load_pipeline(path, place) for path in (folder, other)]
     with full_precision():
         turn = rotation_onto(*(predict(model, train.to(place, images=False)).features for model in models))
     record: dict[str, Any] = {"schema": SCHEMA, "partner": other.name}
@@ -159,9 +158,3 @@ def _images(spec: RunSpec, data_root: str | Path | None) -> tuple[ImageSet, Imag
     if spec.max_test is not None:
         unseen = unseen.subset(limit(unseen.labels, spec.max_test, spec.subset_seed))
     return data.train, data.test, unseen
-
-
-def _pipeline(folder: Path, device: torch.device) -> Pipeline:
-    told = load_run(folder).preprocessing
-    network, _ = load_model(folder)
-    return Pipeline(network.float(), torch.tensor(told["mean"]), torch.tensor(told["std"])).to(device).eval()

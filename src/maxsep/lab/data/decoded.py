@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import torch
 
 from maxsep.durable import replace_file, sync_file
 from maxsep.lab.data.decode import decode, warn_of_reduced
-from maxsep.lab.data.imageset import ImageSet
+from maxsep.lab.data.imageset import ImageSet, labels_of
 from maxsep.lab.data.lock import locked
 
 if TYPE_CHECKING:
@@ -181,15 +181,6 @@ def _open(images: Path, about: Path, size: int, census: Callable[[], dict[str, i
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to it
         return ImageSet(torch.from_numpy(array), labels_of(counts), tuple(classes)), mark
-
-
-def labels_of(counts: Sequence[int]) -> torch.Tensor:
-    """Give the labels of images that lie class by class.
-
-    >>> labels_of([2, 1]).tolist()
-    [0, 0, 1]
-    """
-    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
 
 def _broken(images: Path, about: Path, reason: str) -> ValueError:

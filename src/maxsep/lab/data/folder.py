@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
-from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.imageset import Data, ImageSet, labels_of
 from maxsep.lab.data.split import hold_out
 
 Unreadable = dict[Path, ValueError]
@@ -111,8 +111,8 @@ def train_counts(folder: Path) -> list[int]:
     sizes = [len(_image_files(item)) for item in classes]
     if own is not None:
         return sizes
-    kept, _ = hold_out(_labels(sizes), TEST_FRACTION, seed=0)
-    return torch.bincount(_labels(sizes)[kept], minlength=len(sizes)).tolist()
+    kept, _ = hold_out(labels_of(sizes), TEST_FRACTION, seed=0)
+    return torch.bincount(labels_of(sizes)[kept], minlength=len(sizes)).tolist()
 
 
 def files_mark(folder: Path) -> str:
@@ -128,10 +128,6 @@ def files_mark(folder: Path) -> str:
         name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
         digest.update(name + b"\0%d\0" % path.stat().st_size)
     return digest.hexdigest()[:12]
-
-
-def _labels(sizes: list[int]) -> torch.Tensor:
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 
 def read_images(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,6 +137,15 @@ class Data:
                 f"{self.name}: training images are {self.train.shape}, {kind} images {split.shape} "
                 "(channels, height, width). Both splits must have the same shape."
             )
+
+
+def labels_of(counts: Sequence[int]) -> Tensor:
+    """Give the labels of images that lie class by class.
+
+    >>> labels_of([2, 1]).tolist()
+    [0, 0, 1]
+    """
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
 
 def check_labels(labels: Tensor, num_classes: int, num_images: int) -> None:

@@ -20,7 +20,7 @@ from maxsep.lab.detection.measures import logit_scores
 from maxsep.lab.engine.evaluation import batch_of, predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.record import RunFolder
-from maxsep.lab.engine.runs import load_model, load_run
+from maxsep.lab.engine.runs import load_pipeline, load_run
 from maxsep.lab.spec import RunSpec
 
 FILE = "detection.json"
@@ -59,7 +59,7 @@ def detect(
     root = None if data_root is None else str(data_root)
     data = _data(RunSpec(**{name: getattr(run.spec, name) for name in _DATA}), root)
     with full_precision():
-        pipeline = _pipeline(folder, run.preprocessing, place)
+        pipeline = load_pipeline(folder, place)
         scorer = _RunScorer(pipeline, data, wish, run.preprocessing, run.spec.softmax_scale, tell)
         record = judge(run.spec, scorer, data, wish, data_root, tell)
     if scorer.distances is not None:
@@ -158,12 +158,6 @@ class _RunScorer:
             odin.temperature /= self.softmax_scale  # softmax(scale * logits / T)
             found["odin"] = odin.score(map(self.pipeline.normalise, images.batches(batch_of(images.shape))))
         return found, steps, outputs.logits
-
-
-def _pipeline(folder: str | Path, told: dict[str, Any], device: torch.device) -> Pipeline:
-    network, _ = load_model(folder)
-    pipeline = Pipeline(network.float(), torch.tensor(told["mean"]), torch.tensor(told["std"])).to(device).eval()
-    return pipeline.requires_grad_(False)
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a recipe share it

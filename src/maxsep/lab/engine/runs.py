@@ -105,6 +105,17 @@ def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
     return network, run.spec
 
 
+def load_pipeline(folder: str | Path, device: torch.device | str = "cpu") -> Pipeline:
+    """Rebuild a finished run's network behind the normalisation that it has recorded, in full precision, to evaluate.
+
+    It takes uint8 images, and nothing of it is trained.
+    """
+    told = load_run(folder).preprocessing
+    network, _ = load_model(folder)
+    pipeline = Pipeline(network.float(), torch.tensor(told["mean"]), torch.tensor(told["std"])).to(device).eval()
+    return pipeline.requires_grad_(False)
+
+
 def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device: str = "cpu") -> dict[str, Any]:
     """Evaluate a finished run's weights on its test data again, in full precision.
 
@@ -121,12 +132,9 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
         run's thresholds with the part of the test images that each of them rejects, None for a run without thresholds.
     """
     run = load_run(folder)
-    network, spec = load_model(folder)
+    pipeline, spec, told = load_pipeline(folder, device), run.spec, run.preprocessing
     data = prepare(spec, data_root)
-    told = run.preprocessing
     check_classes(data, told["classes"], told["shape"], folder, "Evaluate it on the data that it was trained on.")
-    mean, std = torch.tensor(told["mean"]), torch.tensor(told["std"])
-    pipeline = Pipeline(network.float(), mean, std).to(device)
     outputs = predict(pipeline, data.test.to(device, images=False))
     loss = last_loss(spec, run.metrics["class_counts"])
     if isinstance(loss, torch.nn.Module):
