@@ -89,12 +89,12 @@ def losses():
 
 def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None, folders=None):
     """Take other tiles (numbers in the order of the names above) and chunks than the package's own."""
-    from maxsep.ops.fused import chunks, triton_form
+    from maxsep.ops.fused import chunks, tile_form, triton_form
 
     if forward_tile:
-        triton_form.FORWARD_TILE = dict(zip(TILE, map(int, forward_tile.split(",")), strict=True))
+        tile_form.FORWARD_TILE = dict(zip(TILE, map(int, forward_tile.split(",")), strict=True))
     if backward_tile:
-        triton_form.BACKWARD_TILE = dict(zip(TILE, map(int, backward_tile.split(",")), strict=True))
+        tile_form.BACKWARD_TILE = dict(zip(TILE, map(int, backward_tile.split(",")), strict=True))
     if stream:
         triton_form.STREAM = triton_form.STREAM | dict(zip(STREAM, map(int, stream.split(",")), strict=True))
     if folders is not None:

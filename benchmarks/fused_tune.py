@@ -4,8 +4,10 @@
     python benchmarks/fused_gpu.py --forward-tile 128,128,64,8,3 --backward-tile 128,128,64,8,3 --stream 16,32
 
 The second line measures the whole with what the first one found; to keep it, change the constants in
-`ops/fused/triton_form.py` and `ops/fused/chunks.py`. A part is called ten times in one CUDA graph, so that launching
-the graph does not count; with 14,336 classes and fewer, what it reads may then still be in the cache, as in a chunk.
+`ops/fused/tile_form.py`, `triton_form.py` and `chunks.py`. The tiles of products are those that GPUs other than Hopper
+take, whose own form has none to choose (benchmarks/product_forms_gpu.py compares both). A part is called ten times in
+one CUDA graph, so that launching the graph does not count; with 14,336 classes and fewer, what it reads may then still
+be in the cache, as in a chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from fused_gpu import BATCH, OURS, WIDTH, captured, measure, timed, use
 from record import Record, say
 
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops.fused import triton_form
+from maxsep.ops.fused import joined, triton_form
 from maxsep.ops.fused.state import RowState
 
 CALLS = 10
@@ -72,6 +74,7 @@ def products(num_classes):
     lse, ones = torch.full((BATCH,), 10.0, device="cuda"), torch.ones(BATCH, device="cuda")
     target = torch.randint(10 * num_classes, (BATCH,), device="cuda")
     forward, backward = {}, {}
+    joined._hopper_form = lambda device: None
     for tile in FORWARD:
         use(forward_tile=tile)
         state = RowState.empty(triton_form.parts(x), BATCH, ones, with_total=False)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.eager import with_derivative
+from maxsep.ops.launching import launch
 from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.triton_scan import IS_INSTALLED, is_interpreting, on_device_of, takes
 
@@ -114,8 +115,9 @@ def _launch(weight: Tensor, bias: Tensor | None, weight_out: Tensor, bias_out: T
     blocks = -(-out_size // BLOCK)
     programs = blocks if bias is None else blocks - (-bias_out.shape[0] // BLOCK)
     with on_device_of(weight):
-        kernels.pad[(programs,)](
-            weight, bias, weight_out, bias_out, weight.numel(), out_size, weight.shape[0], bias_out.shape[0], blocks,
+        launch(
+            kernels.pad, (programs,), (weight, bias, weight_out, bias_out),
+            (weight.numel(), out_size, weight.shape[0], bias_out.shape[0], blocks),
             HAS_BIAS=bias is not None, BLOCK=BLOCK,
         )  # fmt: skip
 

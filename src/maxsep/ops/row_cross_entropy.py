@@ -27,6 +27,7 @@ from maxsep.ops import triton_scan
 from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.dispatch import separate, wide_dtype, widened
 from maxsep.ops.eager import with_derivative
+from maxsep.ops.launching import launch
 from maxsep.ops.layer_node import Step
 from maxsep.ops.modes import is_transformed
 from maxsep.ops.row_plan import Tile, power_of_two, reading, spare, writing
@@ -148,14 +149,14 @@ def _loss(
     rows, k = z.shape[0], z.shape[1] - padding
     plan = launch_plan(*_described(z), k, weight is not None, offset is not None, radius, smoothing > 0)
     with triton_scan.on_device_of(z):
-        kernels.forward[plan.grid](
-            z, target, weight, _total(weight, smoothing), offset, losses, lse, rows, k, *plan.source, smoothing, ignore,
-            **plan.options,
+        launch(
+            kernels.forward, plan.grid, (z, target, weight, _total(weight, smoothing), offset, losses, lse),
+            (rows, k, *plan.source, smoothing, ignore), **plan.options,
         )  # fmt: skip
         if reduction != "none":
-            kernels.total[(1,)](
-                losses, target, weight, loss, scale, rows, k, ignore, MEAN=reduction == "mean",
-                HAS_WEIGHT=weight is not None, BLOCK=1024,
+            launch(
+                kernels.total, (1,), (losses, target, weight, loss, scale), (rows, k, ignore),
+                MEAN=reduction == "mean", HAS_WEIGHT=weight is not None, BLOCK=1024,
             )  # fmt: skip
     return loss, lse, scale
 
@@ -188,10 +189,11 @@ def _gradient(
     plan = launch_plan(*_described(z), k, weight is not None, offset is not None, radius, smoothing > 0)
     out_row, out_align, out_end = writing(out.shape, out.stride())
     with triton_scan.on_device_of(z):
-        kernels.backward[plan.grid](
-            z, target, weight, _total(weight, smoothing), offset, lse, scale, upstream.contiguous(), out, rows, k,
-            *plan.source, smoothing, ignore, out_row, out_end, OUT_ALIGN=out_align, PER_ROW=upstream.dim() > 0,
-            **plan.options,
+        launch(
+            kernels.backward, plan.grid,
+            (z, target, weight, _total(weight, smoothing), offset, lse, scale, upstream.contiguous(), out),
+            (rows, k, *plan.source, smoothing, ignore, out_row, out_end),
+            OUT_ALIGN=out_align, PER_ROW=upstream.dim() > 0, **plan.options,
         )  # fmt: skip
     return out
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from maxsep.ops.launching import launch
+
 PROGRAMS = 1024
 """About as many programs as an H200 runs at once, 8 on each of 132 multiprocessors; with less than half as many rows,
 several programs share a row. The part "few rows" of benchmarks/head_gpu.py times that."""
@@ -64,9 +66,8 @@ class Plan(NamedTuple):
         from maxsep.ops.kernels.rows import partial_sums
 
         partial = x.new_empty(x.shape[0], self.shares[1], dtype=torch.float32)
-        partial_sums[self.grid](
-            x, partial, x.shape[0], width, k, factor, *self.source, *self.shares, WEIGHTED=weighted, **self.sums
-        )
+        numbers = (x.shape[0], width, k, factor, *self.source, *self.shares)
+        launch(partial_sums, self.grid, (x, partial), numbers, WEIGHTED=weighted, **self.sums)
         return partial
 
 

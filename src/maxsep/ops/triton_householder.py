@@ -12,6 +12,7 @@ import functools
 from torch import Tensor
 
 from maxsep.ops.adjoint_pair import adjoint_pair
+from maxsep.ops.launching import launch as launch_kernel
 from maxsep.ops.row_plan import Layout, Plan, Tile, as_matrix, layout_of, plan_rows, power_of_two
 from maxsep.ops.triton_scan import on_device_of
 from maxsep.simplex import reflection
@@ -28,10 +29,8 @@ def launch(x: Tensor, out: Tensor, k: int, radius: float, adjoint: bool) -> None
     plan, whole = householder_plan(layout_of(x, out), k)
     with on_device_of(x):
         partial = plan.sums_of_shares(x, k, k, 1.0, weighted=False)
-        reflect[plan.grid](
-            x, out, partial, x.shape[0], k, radius * a, c, d, *plan.source, *plan.target, *plan.shares,
-            ADJOINT=adjoint, WHOLE=whole, **plan.options,
-        )  # fmt: skip
+        numbers = (x.shape[0], k, radius * a, c, d, *plan.source, *plan.target, *plan.shares)
+        launch_kernel(reflect, plan.grid, (x, out, partial), numbers, ADJOINT=adjoint, WHOLE=whole, **plan.options)
 
 
 @functools.lru_cache(maxsize=512)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.adjoint_pair import adjoint_pair
+from maxsep.ops.launching import launch as launch_kernel
 from maxsep.ops.row_plan import Layout, Plan, Tile, as_matrix, layout_of, plan_rows, power_of_two
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
@@ -110,10 +111,8 @@ def launch(x: Tensor, out: Tensor, k: int, radius: float, adjoint: bool) -> None
     kernel, width = (kernels.adjoint, k + 1) if adjoint else (kernels.forward, k)
     with on_device_of(x):
         partial = plan.sums_of_shares(x, width, k, factor, weighted=not adjoint)
-        kernel[plan.grid](
-            x, out, partial, x.shape[0], k, factor, *plan.source, *plan.target, *plan.shares,
-            STAGES=stages, **plan.options,
-        )  # fmt: skip
+        numbers = (x.shape[0], k, factor, *plan.source, *plan.target, *plan.shares)
+        launch_kernel(kernel, plan.grid, (x, out, partial), numbers, STAGES=stages, **plan.options)
 
 
 @functools.lru_cache(maxsize=512)

@@ -10,6 +10,7 @@ from maxsep.ops.fused.chunks import ALIGNED, Sizes, most_bytes, wave
 from maxsep.simplex import simplex
 
 triton_form = pytest.importorskip("maxsep.ops.fused.triton_form", reason="no Triton for this platform")
+joined = pytest.importorskip("maxsep.ops.fused.joined")
 GPU = torch.device("cuda")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda has the compiled kernels")
 
@@ -71,7 +72,8 @@ def planned(monkeypatch):
     """Plans for few classes, and all that were followed."""
     monkeypatch.setattr(passes, "GRAIN", 32)
     monkeypatch.setattr(in_place, "LEAST_CHUNK", 32)
-    monkeypatch.setattr(triton_form, "_processors", lambda device: 3)
+    for module in (triton_form, joined):
+        monkeypatch.setattr(module, "processors", lambda device: 3)
     in_place.plan_of.cache_clear()
     followed = []
 

@@ -155,11 +155,12 @@ def _until_the_tail(
         rows, g = composed.rows(start, stop), _room(memory, stream.sizes, stop - start, behind=False)
         differentiate(rows, g, *stream.parts(start, stop), start, None)
         _add_features(dx, g, rows, stream.sizes.pad, first=turn == 0)
+    wants_sums = columns.numel() > 0
     for start, stop, ready in plan.chunks:
         if ready is not None:
             composed.make(start, ready)
         rows, g = composed.rows(start, stop), _room(memory, stream.sizes, stop - start, behind=True)
-        sums = columns[start:stop] if columns.numel() else None
+        sums = columns[start:stop] if wants_sums else None
         differentiate(rows, g, *stream.parts(start, stop), start, sums)
         add_product(dx, g, rows)
         product(g.T, x, dw[start:stop])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -94,7 +94,7 @@ class Stream:
         sizes = replace(self.sizes, batch=0) if self.joins else self.sizes
         chunks = self.chunks_of(sizes, first_pass=True)
         scratch = Scratch(sizes, chunks, self.x)
-        joined = self.steps.accumulating(self.x, self.target, state, self.scale) if self.joins else None
+        joined = self._accumulating(state) if self.joins else None
         for turn, (start, stop) in enumerate(chunks):
             logits, room = scratch.take(start, stop)
             weight = self.folded(start, stop, carries, room)
@@ -108,7 +108,7 @@ class Stream:
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
             self.steps.accumulate(logits, *parts, self.target, start, state)
         last = self._last_class(carries) if self.side == "householder" else None
-        nll, lse, total = self.steps.merged(state, last)
+        nll, lse, total = self.steps.merged(state, last, self.target, self.num_classes)
         smooth = torch.zeros_like(lse)
         if total is not None:
             smooth = lse * self._mean_weight() - total / self.num_classes
@@ -162,8 +162,19 @@ class Stream:
     def _state(self, like: Tensor, smoothing: bool) -> RowState:
         """Return what the first chunk is added to; a product that ends in the log-sum-exp needs no more than room."""
         if self.joins:
-            return RowState.room(self.steps.parts(self.x), len(self.x), like, with_total=smoothing)
+            parts = self.steps.parts(self.x, per_class=self._is_per_class)
+            return RowState.room(parts, len(self.x), like, with_total=smoothing)
         return RowState.empty(1, len(self.x), like, with_total=smoothing)
+
+    def _accumulating(self, state: RowState) -> Callable[..., None]:
+        found: Callable[..., None] = self.steps.accumulating(
+            self.x, self.target, state, self.scale, per_class=self._is_per_class
+        )
+        return found
+
+    @property
+    def _is_per_class(self) -> bool:
+        return self.offset is not None or self.class_weight is not None
 
     def _carries(self) -> Tensor:
         if self.side == "householder":
@@ -208,8 +219,8 @@ class Stream:
 
     def parts(self, start: int, stop: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the offset and the class weights of a chunk."""
-        offset, weight = (None if t is None else t[start:stop] for t in (self.offset, self.class_weight))
-        return offset, weight
+        offset, weight = self.offset, self.class_weight
+        return None if offset is None else offset[start:stop], None if weight is None else weight[start:stop]
 
     def _mean_weight(self) -> Tensor | float:
         return 1.0 if self.class_weight is None else self.class_weight.sum() / self.num_classes

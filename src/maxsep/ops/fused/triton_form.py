@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from maxsep.ops.fused.chunks import GRAIN
 from maxsep.ops.fused.householder import LastClass
+from maxsep.ops.fused.joined import accumulating, differentiating, joins, parts, processors
 from maxsep.ops.fused.state import RowState
-from maxsep.ops.kernels import chunks, products, samples
+from maxsep.ops.fused.tile_form import described
+from maxsep.ops.kernels import chunks, samples
 from maxsep.ops.kernels.weight_gradients import weight_gradients as weight_gradients_kernel
+from maxsep.ops.launching import launch, launcher
 from maxsep.ops.triton_scan import is_interpreting, scale_of
+
+__all__ = [
+    "PAD", "accumulate", "accumulating", "adjoint_", "block_carries", "classes_at_once", "differentiating", "fold",
+    "gradient_", "joins", "last_gradients", "last_logits", "merged", "parts", "sum_of_rows", "weight_gradients",
+]  # fmt: skip
 
 PAD = 8
 """Rows of logits start at multiples of 16 bytes, as the copy engine of a GPU wants it."""
-FORWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
-BACKWARD_TILE = {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
-"""For an H200: 14,336 classes of 4,096 samples and 512 features take 100 us and 107 us (benchmarks/fused_tune.py)."""
 STREAM = {"ROWS": 32, "COLS": 64, "STAGES": 3, "num_warps": 1}
 """Tiles that running sums go down the classes in: one warp scans one, and some are always on their way. For an H200:
 1,000,448 classes of 512 features take 308 us for the sums of blocks, 601 for the fold and 917 for the adjoint; tiles of
@@ -55,10 +56,10 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
 def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int, stop: int, out: Tensor) -> None:
     """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain, rows of `out` may lie apart."""
     rows, width = weight.shape
-    span = _span(stop - start, grain, width, _processors(weight.device))
-    chunks.fold_rows[_grid(stop - start, span, width)](
-        weight, carries, out, start, stop, rows, width, out.stride(0), rows, scale_of(radius, rows),
-        GRAIN=grain, SPAN=span, **STREAM,
+    span = _span(stop - start, grain, width, processors(weight.device))
+    launch(
+        chunks.fold_rows, _grid(stop - start, span, width), (weight, carries, out),
+        (start, stop, rows, width, out.stride(0), rows, scale_of(radius, rows)), GRAIN=grain, SPAN=span, **STREAM,
     )  # fmt: skip
 
 
@@ -68,9 +69,10 @@ def adjoint_(gradient: Tensor, radius: float, wide: torch.dtype) -> None:
     rows, width = gradient.shape
     grain = 256
     carries = _scanned(gradient, rows, rows - 1, 1.0, grain, weighted=False)
-    chunks.adjoint_rows[_grid(rows, grain, width)](
-        gradient, carries, rows, width, rows - 1, scale_of(radius, rows - 1), GRAIN=grain, **STREAM
-    )
+    launch(
+        chunks.adjoint_rows, _grid(rows, grain, width), (gradient, carries),
+        (rows, width, rows - 1, scale_of(radius, rows - 1)), GRAIN=grain, **STREAM,
+    )  # fmt: skip
 
 
 def sum_of_rows(weight: Tensor, wide: torch.dtype) -> Tensor:
@@ -83,8 +85,9 @@ def last_logits(x: Tensor, summed: Tensor, factor: float, offset: Tensor | None)
     """Return the logits of the class without a row, (B,), for features x, (B, D), and the sum of all rows, (D,)."""
     batch, width = x.shape
     logits = summed.new_empty(batch)
-    samples.last_logits[(triton.cdiv(batch, 16),)](
-        x, summed, offset, logits, factor, 0 if offset is None else len(offset) - 1, batch, width,
+    launch(
+        samples.last_logits, (-(-batch // 16),), (x, summed, offset, logits),
+        (factor, 0 if offset is None else len(offset) - 1, batch, width),
         OFFSET=offset is not None, ROWS=16, COLS=64, num_warps=4,
     )  # fmt: skip
     return logits
@@ -94,25 +97,29 @@ def last_gradients(last: LastClass, lse: Tensor, a: Tensor, u: Tensor, v: Tensor
     """Return the gradient at the logits of the class without a row, and what it adds to all others, (B,) each."""
     batch = len(lse)
     g, shift = torch.empty_like(lse), torch.empty_like(lse)  # each aligned, whatever the batch
-    samples.last_gradients[(triton.cdiv(batch, SAMPLES),)](
-        last.logits, lse, a, u, v, last.class_weight, last.target, g, shift, last.reach, last.num_classes - 1, batch,
+    launch(
+        samples.last_gradients, (-(-batch // SAMPLES),),
+        (last.logits, lse, a, u, v, last.class_weight, last.target, g, shift),
+        (last.reach, last.num_classes - 1, batch),
         SMOOTH=v is not None, WEIGHT=last.class_weight is not None, ROWS=SAMPLES, num_warps=1,
     )  # fmt: skip
     return g, shift
 
 
-def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return nll, log-sum-exp and weighted sum of all classes, (B,) each."""
+def merged(
+    state: RowState, last: LastClass | None, target: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, NaN where the target is no class, log-sum-exp and weighted sum of all classes, (B,) each."""
     parts, batch = state.most.shape
     has_total = state.total is not None
     # what an operator returns must not share memory
     nll, lse = state.most.new_empty(batch), state.most.new_empty(batch)
     summed = state.most.new_empty(batch) if has_total else None
-    logits, k, target, share = None, 0, None, None
-    if last is not None:
-        logits, k, target, share = last.logits, last.num_classes - 1, last.target, last.class_weight
-    samples.merge_parts[(triton.cdiv(batch, SAMPLES),)](
-        state.most, state.sum, state.target, state.total, logits, target, share, nll, lse, summed, k, batch, parts,
+    logits, share = (None, None) if last is None else (last.logits, last.class_weight)
+    launch(
+        samples.merge_parts, (-(-batch // SAMPLES),),
+        (state.most, state.sum, state.target, state.total, logits, target, share, nll, lse, summed),
+        (num_classes, batch, parts),
         LAST=last is not None, TOTAL=has_total, WEIGHT=share is not None, PARTS=16, ROWS=SAMPLES, num_warps=1,
     )  # fmt: skip
     return nll, lse, summed
@@ -123,8 +130,10 @@ def accumulate(
 ) -> None:
     """Take a chunk of logits, (B, c), into the running maximum, sum of exponentials, target logit and sum."""
     batch, size = logits.shape
-    chunks.accumulate_rows[(batch,)](
-        logits, offset, weight, target, state.most, state.sum, state.target, state.total, start, size, logits.stride(0),
+    launch(
+        chunks.accumulate_rows, (batch,),
+        (logits, offset, weight, target, state.most, state.sum, state.target, state.total),
+        (start, size, logits.stride(0)),
         OFFSET=offset is not None, WEIGHT=weight is not None, TOTAL=state.total is not None,
         SIZE=min(4096, triton.next_power_of_2(size)), num_warps=8,
     )  # fmt: skip
@@ -146,8 +155,9 @@ def gradient_(
     tiles = triton.cdiv(batch, rows * (MOST_GROUPS if columns is None else ROW_GROUPS))
     grid = (triton.cdiv(size, cols), triton.cdiv(batch, rows * tiles))
     partial = None if columns is None else columns.new_empty(grid[1], size)
-    chunks.gradient_rows[grid](
-        logits, offset, weight, target, lse, a, u, v, shift, partial, start, size, batch, logits.stride(0),
+    launch(
+        chunks.gradient_rows, grid, (logits, offset, weight, target, lse, a, u, v, shift, partial),
+        (start, size, batch, logits.stride(0)),
         OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, SHIFT=shift is not None,
         COLUMNS=columns is not None, TILES=tiles, ROWS=rows, COLS=cols, num_warps=4,
     )  # fmt: skip
@@ -156,83 +166,11 @@ def gradient_(
     return logits
 
 
-def joins(x: Tensor, weight: Tensor) -> bool:
-    """Say whether the product and what follows it can be one kernel: half precision, and a copy engine to feed it."""
-    if any(tensor.data_ptr() % 16 or x.shape[1] * tensor.element_size() % 16 for tensor in (x, weight)):
-        return False
-    if is_interpreting():
-        return True
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return half and torch.cuda.get_device_capability(x.device)[0] >= 9
-
-
-def parts(x: Tensor) -> int:
-    """Return into how many parts of classes `accumulate_product` splits its work, so that no processor is idle."""
-    row_tiles: int = triton.cdiv(len(x), FORWARD_TILE["ROWS"])
-    return max(1, _programs(x, FORWARD_TILE) // row_tiles)
-
-
-def accumulating(x: Tensor, target: Tensor, state: RowState, scale: float = 1.0) -> Callable[..., None]:
-    """Return what takes the logits of a chunk of classes, scale x folded^T, into the state without writing them.
-
-    It is called with folded, offset and weight of the chunk and its first class. All that chunks share is made here:
-    a launch is short enough for Python's part of it to count.
-    """
-    (batch, width), tile = x.shape, FORWARD_TILE
-    splits = len(state.most)
-    launch = products.accumulate_product[(triton.cdiv(batch, tile["ROWS"]) * splits,)]
-    samples = TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]])
-    options = {"TOTAL": state.total is not None, "WIDTH": width, **tile}
-    classes = _describing([tile["COLS"], tile["INNER"]])
-
-    def accumulate_product(folded: Tensor, offset: Tensor | None, weight: Tensor | None, start: int) -> None:
-        launch(
-            samples, classes(folded), offset, weight, target, state.most, state.sum, state.target, state.total,
-            scale, start, folded.shape[0], batch, splits,
-            OFFSET=offset is not None, WEIGHT=weight is not None, **options,
-        )  # fmt: skip
-
-    return accumulate_product
-
-
-def differentiating(
-    x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], scale: float = 1.0
-) -> Callable[..., None]:
-    """Return what writes the gradient at a chunk of x folded^T, and its sums over samples, unshifted, into `columns`.
-
-    The logits are scale x folded^T, so it is scale times the gradient at these.
-
-    It is called with folded, the room for the gradient, offset and weight of the chunk, its first class and `columns`.
-    """
-    (batch, width), tile, (lse, a, u, v, shift) = x.shape, BACKWARD_TILE, factors
-    row_tiles, cols = triton.cdiv(batch, tile["ROWS"]), tile["COLS"]
-    most_splits = max(1, _programs(x, tile) // row_tiles)
-    samples = TensorDescriptor.from_tensor(x, [tile["ROWS"], tile["INNER"]])
-    classes, gradients = _describing([cols, tile["INNER"]]), _describing([tile["ROWS"], cols // 2])
-    options = {"SMOOTH": v is not None, "SHIFT": shift is not None, "WIDTH": width, **tile}
-
-    def gradient_product(
-        folded: Tensor, out: Tensor, offset: Tensor | None, weight: Tensor | None, start: int, columns: Tensor | None
-    ) -> None:
-        size = folded.shape[0]
-        splits = min(most_splits, -(-size // cols))
-        partial = None if columns is None else columns.new_empty(row_tiles, size)
-        products.gradient_product[(row_tiles * splits,)](
-            samples, classes(folded), gradients(out), offset, weight, target, lse, a, u, v, shift, partial,
-            scale, start, size, batch, splits,
-            OFFSET=offset is not None, WEIGHT=weight is not None, COLUMNS=columns is not None, **options,
-        )  # fmt: skip
-        if columns is not None and partial is not None:
-            torch.sum(partial, 0, out=columns)
-
-    return gradient_product
-
-
 def classes_at_once(x: Tensor) -> int:
     """Return how many classes `weight_gradients` takes at once, or 0 where rows are too long for a processor."""
     is_hopper = is_interpreting() or torch.cuda.get_device_capability(x.device)[0] == 9
     most = MOST_WIDTH if is_hopper else MOST_WIDTH // 2
-    return TAIL_TILE["CLASSES"] * _processors(x.device) if x.shape[1] <= most else 0
+    return TAIL_TILE["CLASSES"] * processors(x.device) if x.shape[1] <= most else 0
 
 
 def weight_gradients(
@@ -248,41 +186,18 @@ def weight_gradients(
     columns: Tensor | None,
 ) -> None:
     """Write the gradient at `folded` to `out`, which may lie there, and sums of that at the logits into `columns`."""
-    (batch, width), tile, (lse, a, u, v, shift) = x.shape, TAIL_TILE, factors
+    (batch, width), tile, (_, _, _, v, shift) = x.shape, TAIL_TILE, factors
     spread = max(16, triton.next_power_of_2(width))
-    weight_gradients_kernel[(triton.cdiv(len(folded), tile["CLASSES"]),)](
-        _described(x, [tile["ROWS"], spread]), _described(folded, [tile["CLASSES"], spread]), out,
-        offset, weight, target, lse, a, u, v, shift, columns, scale, start, len(folded), batch,
+    options = dict(
         OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, SHIFT=shift is not None,
         COLUMNS=columns is not None, WIDTH=width, SPREAD=spread, **tile,
     )  # fmt: skip
-
-
-def _described(matrix: Tensor, block: list[int]) -> TensorDescriptor:
-    """Describe a matrix to the copy engine."""
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
-
-
-def _describing(block: list[int]) -> Callable[[Tensor], TensorDescriptor]:
-    """Return what describes matrices to the copy engine, and remembers the last: equal chunks may lie there."""
-    last: list[Any] = [None, None]
-
-    def describe(matrix: Tensor) -> TensorDescriptor:
-        if last[0] is not matrix:
-            last[:] = matrix, _described(matrix, block)
-        return last[1]
-
-    return describe
-
-
-def _programs(x: Tensor, tile: dict[str, Any]) -> int:
-    """Return how many programs of a tile run at once: two on a processor if their accumulators fit."""
-    return _processors(x.device) * (2 if tile["ROWS"] * tile["COLS"] <= 128 * 128 else 1)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    launcher(weight_gradients_kernel, x.device, options)(
+        (-(-len(folded) // tile["CLASSES"]),),
+        (described(x, [tile["ROWS"], spread]), described(folded, [tile["CLASSES"], spread])),
+        (out, offset, weight, target, *factors, columns),
+        (scale, start, len(folded), batch),
+    )
 
 
 def _span(rows: int, grain: int, width: int, processors: int) -> int:
@@ -301,9 +216,10 @@ def _scanned(source: Tensor, rows: int, k: int, factor: float, grain: int, *, we
     """Return the sums of all blocks before each block of rows, weighted by r, or of all after it, unweighted."""
     sums = _block_sums(source, rows, k, factor, grain, weighted=weighted)
     blocks, width = sums.shape
-    chunks.scan_blocks[(triton.cdiv(width, 16),)](
-        sums, blocks, width, REVERSE=not weighted, ROWS=64, COLS=16, STAGES=4, num_warps=1
-    )
+    launch(
+        chunks.scan_blocks, (-(-width // 16),), (sums,), (blocks, width),
+        REVERSE=not weighted, ROWS=64, COLS=16, STAGES=4, num_warps=1,
+    )  # fmt: skip
     return sums
 
 
@@ -312,5 +228,6 @@ def _block_sums(source: Tensor, rows: int, k: int, factor: float, grain: int, *,
     width = source.shape[1]
     grid = _grid(rows, grain, width)
     sums = torch.empty(grid[0], width, dtype=torch.float32, device=source.device)
-    chunks.block_sums[grid](source, sums, len(source), width, k, factor, WEIGHTED=weighted, GRAIN=grain, **STREAM)
+    numbers = (len(source), width, k, factor)
+    launch(chunks.block_sums, grid, (source, sums), numbers, WEIGHTED=weighted, GRAIN=grain, **STREAM)
     return sums
