@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import torch
 import triton
@@ -20,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from maxsep.ops import padding as layer_padding
 from maxsep.ops.adjoint_pair import padded_empty
-from maxsep.ops.fused import row_losses, triton_form
+from maxsep.ops.fused import joined, row_losses, tile_form, triton_form
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, separate_op
@@ -52,12 +53,37 @@ def compile_only(kernel, grid):
         compiled = kernel.run(*given, grid=grid, warmup=True, **options)
         assert compiled.asm["cubin"]
         assert compiled.metadata.shared <= SHARED_MEMORY[Device.kind], (kernel.__name__, compiled.metadata.shared)
-        code = compiled.asm["ptx"]
-        moved = collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*", code))
-        launched.append({"kernel": kernel.__name__, "moved": moved, "wgmma": "wgmma" in code, **_loop(code)})
-        launched[-1]["stack"] = _stack(compiled.asm["cubin"])
+        launched.append({"kernel": kernel.__name__, "module": kernel.fn.__module__, **_found(compiled)})
+        launched[-1] |= {"options": [name for name, chosen in options.items() if chosen is True], "direct": False}
+        return Direct(kernel, compiled, options)
 
     return launch
+
+
+class Direct:
+    """What was compiled for a launch; it is launched again only where Triton would have chosen it again."""
+
+    def __init__(self, kernel, compiled, options):
+        self.kernel, self.compiled, self.options = kernel, compiled, options
+
+    def __getitem__(self, grid):
+        def launch(*given):
+            names = [name for name in self.kernel.arg_names if name in self.options]
+            assert self.kernel.arg_names[-len(names) :] == names
+            assert given[-len(names) :] == tuple(self.options[name] for name in names)
+            again = compile_only(self.kernel, grid[:3])(*given[: -len(names)], **self.options)
+            assert again.compiled is self.compiled, (self.kernel.__name__, given)
+            launched[-1]["direct"] = True
+
+        return launch
+
+
+def _found(compiled):
+    """Say what became of a program: what it moves, and what it takes of a processor."""
+    code = compiled.asm["ptx"]
+    moved = collections.Counter(re.findall(r"(?:ld|st)\.global[.\w]*", code))
+    taken = {"stack": _stack(compiled.asm["cubin"]), "shared": compiled.metadata.shared}
+    return {"moved": moved, "wgmma": "wgmma" in code, "shares registers": "setmaxnreg" in code, **taken, **_loop(code)}
 
 
 def _loop(code):
@@ -160,8 +186,28 @@ def streams():
         (torch.float16, 2, 1, 1, "", True),
         (torch.bfloat16, 20_000, 512, 512, "", False),  # enough classes for a program to fold a block
         (torch.bfloat16, 36_000, 520, 512, ", householder", True),  # enough for a tail
+        (torch.bfloat16, 20_001, 512, 512, ", householder, smoothed", False),  # all that is not of classes
     ):
         yield f"stream, {num_classes} classes, {dtype}{kind}", stream(dtype, num_classes, batch, width, kind, full)
+
+
+def tiles():
+    """What takes the place of Hopper's own products on other GPUs, and with versions of Triton that were not tried."""
+    for num_classes, kind, full in (
+        (5_000, "", True),
+        (5_000, ", plain", False),
+        (5_000, ", householder", False),
+        (5_001, ", householder", True),
+    ):
+        both = stream(torch.bfloat16, num_classes, 256, 128, kind, full)
+        yield f"tiles, {num_classes} classes, torch.bfloat16{kind}", lambda both=both: in_tiles(both)
+    # these rows are too long for Hopper's own
+    yield "tiles, 576 features", stream(torch.bfloat16, 5_000, 640, 576, ", householder", True)
+
+
+def in_tiles(call):
+    with mock.patch.object(joined, "form_of", return_value=tile_form):
+        call()
 
 
 def tails():
@@ -175,7 +221,8 @@ def stream(dtype, num_classes, batch, width, kind, full):
     x = torch.randn(batch, width).to(dtype).requires_grad_()
     weight = torch.randn(num_classes - separate, width).to(dtype).requires_grad_()
     offset, shares = (torch.ones(num_classes, requires_grad=True), torch.ones(num_classes)) if full else (None,) * 2
-    options = {"radius": 0.5 if separate else 1.0, "separate": separate, "smoothing": full, "form": "triton"}
+    options = {"radius": 0.5 if separate else 1.0, "separate": separate, "form": "triton"}
+    options["smoothing"] = full or "smoothed" in kind
     options["basis"] = "householder" if "householder" in kind else "recursive"
 
     def both():
@@ -190,10 +237,10 @@ if __name__ == "__main__":
     JITFunction.__getitem__ = compile_only
     layer_padding.takes = lambda values: True
     torch.cuda.get_device_capability = lambda device=None: (Device.kind // 10, 0)
-    triton_form._processors = lambda device: 132
+    triton_form.processors = joined.processors = lambda device: 132
     found = {}
     Device.kind = int(sys.argv[1])
-    parts = (scans, reflections, layers, losses, streams) if Device.kind == 90 else (tails,)
+    parts = (scans, reflections, layers, losses, streams, tiles) if Device.kind == 90 else (tails,)
     for part in parts:
         for what, call in part():
             call()

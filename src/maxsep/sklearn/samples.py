@@ -57,7 +57,8 @@ def standardisation(samples: Samples) -> nn.BatchNorm1d:
     mean = (weight * x).sum(0) / weight.sum()
     variance = (weight * (x - mean).square()).sum(0) / weight.sum()
     rounding = (10 * torch.finfo(x.dtype).eps * x.abs().amax(0)).square()
-    layer = nn.BatchNorm1d(x.shape[1], eps=0.0, affine=False, device="cpu", dtype=x.dtype).eval()
+    least = torch.finfo(x.dtype).tiny  # some versions of torch refuse zero, which this is beside any variance
+    layer = nn.BatchNorm1d(x.shape[1], eps=least, affine=False, device="cpu", dtype=x.dtype).eval()
     layer.get_buffer("running_mean").copy_(mean)
     layer.get_buffer("running_var").copy_(torch.where(variance > rounding, variance, 1))
     return layer

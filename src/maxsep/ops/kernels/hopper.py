@@ -259,6 +259,7 @@ def _product(GROUP: gl.constexpr, samples, ring, turns, slot, turn, TURN: gl.con
     """
     slices, full, _ = ring
     STAGES: gl.constexpr = slices.shape[0]
+    gl.static_assert(len(samples) % TURN == 0 and TURN <= STAGES, "the groups would wait for each other for ever")
     z = gl.zeros([HALF, COLS], gl.float32, layout=_accumulators())
     for k in gl.static_range(len(samples)):
         if k % TURN == 0:

@@ -1,0 +1,76 @@
+"""What the kernels for Hopper are compiled for: it fits on a processor, and groups never wait for each other's ring."""
+
+import pytest
+import torch
+
+hopper_form = pytest.importorskip("maxsep.ops.fused.hopper_form", reason="no Triton for this platform")
+
+WIDTHS = range(64, 513, 64)
+KINDS = [
+    (forward, per_class, columns)
+    for forward in (True, False)
+    for per_class in (False, True)
+    for columns in ([False] if forward else [False, True])
+]
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request):
+    return request.param
+
+
+def suits(features, forward, per_class):
+    return hopper_form.suits(torch.empty(3, features), forward=forward, per_class=per_class)
+
+
+@pytest.mark.parametrize(("forward", "per_class"), [(True, False), (False, False), (False, True)])
+def test_samples_of_whole_slices_suit_if_they_fit(forward, per_class):
+    assert all(suits(width, forward, per_class) for width in WIDTHS)
+    assert not any(suits(width, forward, per_class) for width in (0, 8, 32, 100, 520, 576, 1024))
+
+
+def test_the_log_sum_exp_with_numbers_of_classes_suits_only_where_it_is_the_faster():
+    assert [width for width in (0, 8, *WIDTHS, 576) if suits(width, True, True)] == [512]
+
+
+@pytest.mark.parametrize(("forward", "per_class", "columns"), KINDS)
+def test_turns_are_equal_and_find_their_slices_in_the_ring(width, forward, per_class, columns):
+    options = hopper_form.options(width, forward=forward, per_class=per_class, columns=columns)
+    slices, stages, turn, held = width // 64, options["STAGES"], options["TURN"], options["HELD"]
+    assert options["WIDTH"] == width
+    assert slices % turn == 0
+    assert turn <= stages
+    assert stages >= 2  # a slice is given back when the one after it is under way
+    assert held == min(slices, 4 if per_class else 8)
+    assert turn == slices or stages < slices  # a whole tile where the ring has room
+
+
+@pytest.mark.parametrize(("forward", "per_class", "columns"), KINDS)
+def test_shared_memory_is_enough(width, forward, per_class, columns):
+    options = hopper_form.options(width, forward=forward, per_class=per_class, columns=columns)
+    stages, half = options["STAGES"], 2  # bytes of a number
+    ring = stages * 128 * 64 * half
+    kept = 128 * (width - 64 * options["HELD"]) * half
+    results = 0 if forward else 2 * 64 * 128 * half
+    sums = 2 * 4 * 128 * 4 if columns else 0  # of two groups of four warps, in float32
+    barriers = 8 * (2 * stages + 2)
+    taken = ring + kept + results + sums + barriers
+    assert taken <= 227 * 1024
+    assert stages == 14 or taken + 128 * 64 * half > 227 * 1024 - 1024  # and not much of it idle
+
+
+def test_blocks_are_those_that_the_kernels_take():
+    for forward in (True, False):
+        samples, classes, gradients = hopper_form.blocks(forward=forward)
+        assert (samples, classes, gradients) == ([[128, 64], [64, 64]], [128, 64], [64, 128])
+        assert hopper_form.programs_at_once(forward=forward) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_matrices_lie_in_shared_memory_as_the_matrix_units_want_it(dtype):
+    matrix = torch.empty(300, 136, dtype=dtype)[:, :128]
+    for block in ([128, 64], [64, 64], [64, 128]):
+        found = hopper_form.described(matrix, block)
+        assert found.base is matrix
+        assert (found.shape, found.strides, found.block_shape) == ([300, 128], [136, 1], block)
+        assert (found.layout.swizzle_byte_width, found.layout.element_bitwidth) == (128, 16)
