@@ -291,6 +291,12 @@ def load(pointer, mask, other):
     return found
 
 
+def static_assert(holds, message):
+    """Refuse what would not compile."""
+    if not holds:
+        raise RuleError(message)
+
+
 def store(pointer, numbers, mask):
     """Write numbers to places but where there is a mask."""
     chosen = pointer.chosen(mask)
@@ -434,6 +440,7 @@ def _stand_ins(seed):
         arange=lambda start, stop, layout: torch.arange(start, stop, dtype=torch.int32),
         zeros=lambda shape, dtype, layout: torch.zeros([int(size) for size in shape], dtype=dtype),
         program_id=lambda axis: torch.tensor(here().machine.program, dtype=torch.int32), static_range=range,
+        static_assert=static_assert,
         allocate_shared_memory=Places, load=load, store=store, exp2=torch.exp2, maximum=torch.maximum,
         where=lambda condition, *sides: torch.where(condition, *map(torch.as_tensor, sides)),
         sum=torch.sum, max=torch.amax, warp_specialize=lambda *given: here().run(*given),

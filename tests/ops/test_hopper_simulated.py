@@ -312,10 +312,17 @@ def test_a_broken_source_is_found(how):
     assert any(re.search(expected, finding) for finding in findings((old, new)))
 
 
+@pytest.mark.parametrize("form", [{"STAGES": 3, "TURN": 4}, {"STAGES": 6, "TURN": 3}], ids=str)
+def test_turns_that_do_not_fit_the_ring_or_the_tile_do_not_compile(form):
+    with pytest.raises(simulator().RuleError, match="the groups would wait for each other for ever"):
+        wrong_sums(simulated(), Problem(100, 300, 256), (False,) * 3, **form)
+
+
 def test_a_turn_that_the_ring_has_no_room_for_is_a_deadlock_and_no_hanging_test():
     before = set(threading.enumerate())
+    module = simulated(0, ("TURN <= STAGES,", "True,"))
     with pytest.raises(simulator().RuleError, match=r"deadlock: .*_accumulate 0"):
-        wrong_sums(simulated(), Problem(100, 300, 256), (False,) * 3, STAGES=3, TURN=4)
+        wrong_sums(module, Problem(100, 300, 256), (False,) * 3, STAGES=3, TURN=4)
     assert set(threading.enumerate()) <= before
 
 

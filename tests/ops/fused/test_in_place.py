@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsep.ops.fused import in_place, passes, row_losses
-from maxsep.ops.fused.chunks import ALIGNED, Sizes, most_bytes, wave
+from maxsep.ops.fused.chunks import ALIGNED, Sizes, most_bytes
 from maxsep.simplex import simplex
 
 triton_form = pytest.importorskip("maxsep.ops.fused.triton_form", reason="no Triton for this platform")
@@ -23,11 +23,10 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/cuda h
     wider=st.booleans(),
     folds=st.booleans(),
     most=st.sampled_from([1 << 14, 1 << 22, 160 << 20]),
-    wave=st.sampled_from([1, 4096]),
 )
-def test_nothing_lies_where_something_is_needed(num_classes, batch, width, item, wider, folds, most, wave):
+def test_nothing_lies_where_something_is_needed(num_classes, batch, width, item, wider, folds, most):
     sizes = Sizes(num_classes, batch, width, item, item * (1 + wider), folds or wider, pad=8)
-    plan = in_place.plan_of(sizes, 64 * 132, most, 256, wave)
+    plan = in_place.plan_of(sizes, 64 * 132, most, 256)
     if plan is None:
         return
     assert plan.first_of_tail % 256 == 0
@@ -55,16 +54,16 @@ def test_nothing_lies_where_something_is_needed(num_classes, batch, width, item,
 
 @pytest.mark.parametrize(
     ("num_classes", "householder", "chunks", "made"),
-    [(100_000, False, 26, 6), (99_999, True, 26, 0), (1_000_000, False, 61, 37)],
+    [(100_000, False, 24, 9), (99_999, True, 23, 0), (1_000_000, False, 56, 40)],
 )
 def test_the_plan_of_an_h200(num_classes, householder, chunks, made):
     sizes = Sizes(num_classes, 4096, 512, 2, 2, not householder, 8)
-    plan = in_place.plan_of(sizes, 64 * 132, most_bytes(GPU), 256, wave(GPU))
+    plan = in_place.plan_of(sizes, 64 * 132, most_bytes(GPU), 256)
     assert num_classes - plan.first_of_tail <= 64 * 132  # one program for every processor
     assert len(plan.pieces) == 1
     assert len(plan.chunks) == chunks
     assert sum(ready is not None for _, _, ready in plan.chunks) == made
-    assert in_place.plan_of(Sizes(30_000, 4096, 512, 2, 2, False, 8), 64 * 132, most_bytes(GPU), 256, wave(GPU)) is None
+    assert in_place.plan_of(Sizes(30_000, 4096, 512, 2, 2, False, 8), 64 * 132, most_bytes(GPU), 256) is None
 
 
 @pytest.fixture
