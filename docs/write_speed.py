@@ -78,6 +78,19 @@ def _row(found: dict | None) -> str:
     return f"{found['ms']:.2f} ms{graph}, {found['peak_bytes'] / 1e6:,.0f} MB"
 
 
+def forms() -> str:
+    """The products that end in exponentials, in both forms, beside the bare product."""
+    columns = ("log-sum-exp", "gradient", "log-sum-exp, offset", "gradient, offset and its own")
+    titles = ("log-sum-exp", "gradient", "log-sum-exp with a bias", "gradient with a bias")
+    rows = ["| samples, features, classes | torch.mm | " + " | ".join(titles) + " |", "|---" * 6 + "|"]
+    for shape, found in record("product_forms_gpu")["results"].items():
+        numbers = ", ".join(f"{int(part.split()[0]):,}" for part in shape.split(", "))
+        rates = {form: {name: f"{row['tflops']:.0f}" for name, row in kinds.items()} for form, kinds in found.items()}
+        cells = [f"{rates['hopper'][name]} ({rates['tiles'][name]})" for name in columns]
+        rows.append(f"| {numbers} | {rates['torch.mm']['product']} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def step() -> str:
     """One training step at ten million classes."""
     steps = record("fused_gpu")["results"]["step"]
@@ -106,7 +119,7 @@ def targets() -> str:
     return f"{told}. The others:\n\n" + "\n".join(rows) + "\n"
 
 
-CONTENTS = {"product": product, "head": head, "fused": fused, "step": step, "targets": targets}
+CONTENTS = {"product": product, "head": head, "fused": fused, "step": step, "forms": forms, "targets": targets}
 
 
 def rewritten(text: str) -> str:

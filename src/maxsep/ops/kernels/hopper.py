@@ -8,10 +8,10 @@ if the ring has room for it: the exponentials of one hide behind the products of
 The first HELD slices of the samples' features stay in registers, and have come through the ring (`x`); the others stay
 in shared memory, in halves for the groups (`halves`). The more are held, the longer is the ring.
 
-On an H200, 4,096 samples of 512 features and 14,336 classes, in one run: 779 TFLOP/s with the log-sum-exp and 727 with
-the gradient, beside 640 and 569 of `products.py` and 635 of cuBLAS without either. In another run, without turns it was
-624 and 629, with turns of four slices 690 and 688, with all samples in shared memory at most 681 and 562. Numbers of
-classes cost time: the log-sum-exp with an offset has 635, and falls behind `products.py` with fewer features.
+On an H200, 4,096 samples of 512 features and 14,336 classes: 777 TFLOP/s with the log-sum-exp, 717 with the gradient,
+beside 631 and 567 of `products.py` and 637 of cuBLAS without either (results/product_forms_gpu.json). In another run it
+was 624 and 629 without turns, 690 and 688 with turns of four slices, and at most 681 and 562 with all samples in shared
+memory. Numbers of classes cost time: the log-sum-exp with an offset has 639.
 """
 
 from triton.experimental import gluon
