@@ -89,8 +89,10 @@ def losses():
 
 def use(forward_tile=None, backward_tile=None, stream=None, chunk_mb=None, folders=None):
     """Take other tiles (numbers in the order of the names above) and chunks than the package's own."""
-    from maxsep.ops.fused import chunks, tile_form, triton_form
+    from maxsep.ops.fused import chunks, joined, tile_form, triton_form
 
+    if forward_tile or backward_tile:
+        joined._hopper_form = lambda device: None  # the kernels for Hopper have no tiles to choose
     if forward_tile:
         tile_form.FORWARD_TILE = dict(zip(TILE, map(int, forward_tile.split(",")), strict=True))
     if backward_tile:

@@ -5,7 +5,8 @@
 
 The second line measures the whole with what the first one found; to keep it, change the constants in
 `ops/fused/tile_form.py`, `triton_form.py` and `chunks.py`. The tiles of products are those that GPUs other than Hopper
-take, whose own form has none to choose (benchmarks/product_forms_gpu.py compares both). A part is called ten times in
+take, whose own form has none to choose (benchmarks/product_forms_gpu.py compares both): with tiles given, the second
+line measures that form, and chunks are tuned with the form that this GPU takes. A part is called ten times in
 one CUDA graph, so that launching the graph does not count; with 14,336 classes and fewer, what it reads may then still
 be in the cache, as in a chunk.
 """
@@ -74,7 +75,7 @@ def products(num_classes):
     lse, ones = torch.full((BATCH,), 10.0, device="cuda"), torch.ones(BATCH, device="cuda")
     target = torch.randint(10 * num_classes, (BATCH,), device="cuda")
     forward, backward = {}, {}
-    joined._hopper_form = lambda device: None
+    kept = joined._hopper_form
     for tile in FORWARD:
         use(forward_tile=tile)
         state = RowState.empty(triton_form.parts(x), BATCH, ones, with_total=False)
@@ -84,6 +85,7 @@ def products(num_classes):
         use(backward_tile=tile)
         differentiate = triton_form.differentiating(x, target, (lse, ones, ones, None, None))
         backward[tile] = per_call(functools.partial(differentiate, weight, g, None, None, 0, None))
+    joined._hopper_form = kept
     return {"forward": told("forward", forward), "backward": told("backward", backward)}
 
 
@@ -160,7 +162,7 @@ def main():
             for tile in STREAMS
         }
         best["stream"] = fastest(totals)
-        use(best["forward"], best["backward"], best["stream"])
+        use(stream=best["stream"])
         say("--forward-tile {forward} --backward-tile {backward} --stream {stream}".format(**best))
     for size in FOLDED:
         record.run("folds", size, functools.partial(folds, size))

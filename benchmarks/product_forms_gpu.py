@@ -1,7 +1,7 @@
 """Both forms of the products that end in the log-sum-exp or in the gradient, beside the bare product, on a Hopper GPU.
 
-A product is called ten times in one CUDA graph. Rates count the multiplications and additions of the product alone, so
-what is behind it makes them lower than those of `torch.mm`, which writes its result and is done.
+A product is called ten times in one CUDA graph. Rates count the multiplications and additions of the product alone, and
+not what is behind it; `torch.mm` writes its result and is done. Numbers are compared with float64 in tests/cuda.
 
     python benchmarks/product_forms_gpu.py
 """

@@ -114,6 +114,21 @@ def test_a_batch_of_ignored_samples(label_smoothing, name):
         assert (gradient == 0).all()
 
 
+@pytest.mark.parametrize("name", ["plain", "maxsep", "householder"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_label_that_is_no_class_makes_the_loss_nan_and_pulls_nothing(name, reduction, monkeypatch):
+    """On a GPU labels are not looked at, which is pretended here: nobody shall learn from such a sample."""
+    monkeypatch.setattr(sys.modules["maxsep.losses.fused_cross_entropy"], "check_labels", lambda *given: None)
+    head, x, target = problem(name, 10)
+    target[2], target[4], target[5] = 10, -1, -100
+    loss = fused_cross_entropy(head, x, target, reduction=reduction)
+    assert loss.isnan()
+    gradient, *_ = derivatives(loss, [x])
+    assert gradient.isfinite().all()
+    assert (gradient[[2, 4, 5]] == 0).all()
+    assert (gradient[[0, 1, 3]] != 0).all()
+
+
 def test_nothing_but_ignored_samples_passes_anomaly_mode():
     head, x, _ = problem("plain", 10)
     with torch.autograd.set_detect_anomaly(True):

@@ -29,6 +29,7 @@ class Kernel:
     """A kernel that notes how it is launched, and compiles something each time, or nothing as an interpreter does."""
 
     arg_names = ("x", "first", "second", "scale", "start", "size", "OFFSET", "WIDTH")
+    pre_run_hooks = ()
 
     def __init__(self, compiles=True):
         self.launches, self.compiled, self.compiles = [], [], compiles
@@ -187,6 +188,28 @@ def test_versions_that_were_tried_are_known(known, monkeypatch):
     for version in ("3.6.0", "3.7.1", "3.7.0+gitabcdef", "3.6") if known else ("3.5.9", "3.8.0", "4.6.0", "2.7"):
         monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__=version))
         assert IS_KNOWN() is known, version
+
+
+def test_other_makes_of_gpu_are_not_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(__version__="3.6.0"))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not IS_KNOWN()
+
+
+def test_a_kernel_with_hooks_is_always_asked(kernel):
+    launch(kernel)
+    kernel.pre_run_hooks = [lambda *given, **options: None]
+    launch(kernel)
+    assert len(kernel.launches) == 2
+    kernel.pre_run_hooks = []
+    launch(kernel)
+    assert len(kernel.launches) == 2
+
+
+def test_numbers_of_other_types_are_asked_for(kernel):
+    for first in (0.5, True, 3, 0.25, False, 5):
+        launch(kernel, numbers=(first, *NUMBERS[1:]))
+    assert len(kernel.launches) == 3
 
 
 def test_kernels_of_pointers_alone_are_launched_where_the_first_of_them_is(kernel):

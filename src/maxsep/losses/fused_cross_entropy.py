@@ -170,6 +170,7 @@ def _row_values(
     """Return the loss of every sample, and how much it counts in the mean."""
     smoothing, given = options.smoothing, (options.weight, _offset(layer, options.adjustment))
     counts = labels != options.ignored
+    is_class = (labels >= 0) & (labels < layer.num_classes)
     weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in given)
     nll, smooth = row_losses(
         x, layer.weight, labels, offset, weight,
@@ -177,11 +178,11 @@ def _row_values(
     )  # fmt: skip
     counted, values = counts, nll
     if weight is not None:
-        own = weight[torch.where((labels >= 0) & (labels < layer.num_classes), labels, 0)]
+        own = weight[torch.where(is_class, labels, 0)]
         counted, values = torch.where(counts, own, 0), own * nll
     if smoothing:
         values = (1 - smoothing) * values + smoothing * smooth
-    return torch.where(counts, values, 0.0), counted  # a label that is no class has a loss of NaN
+    return torch.where(counts, torch.where(is_class, values, torch.nan), 0.0), counted
 
 
 def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
@@ -190,9 +191,9 @@ def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
     if reduction == "sum":
         return values.sum()
     total = counted.sum()
-    # nothing to take a mean of: the value is 0/0 as torch's is, but no gradient is
     if counted.dtype == torch.bool:  # without class weights there is nothing less than one sample
-        return values.sum() / total.clamp(min=1) + 0.0 / total
+        return (values.sum() / total.clamp(min=1)).masked_fill(total == 0, torch.nan)
+    # nothing to take a mean of: the value is 0/0 as torch's is, but no gradient is
     undefined = torch.where(total == 0, torch.nan, torch.zeros_like(total))
     return values.sum() / torch.where(total == 0, 1, total) + undefined
 

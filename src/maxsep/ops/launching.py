@@ -10,17 +10,21 @@ import torch
 from torch import Tensor
 
 KNOWN = ((3, 6), (3, 7))
-"""Versions of Triton of which it is known how a compiled kernel is launched, and that compile what is for Hopper."""
+"""Versions of Triton of which it is known how a compiled kernel is launched, and that compile what is for Hopper. The
+first was measured on an H200; with the second everything was compiled."""
 
 _launchers: dict[Any, Launcher] = {}
 
 
 @functools.cache
 def is_known() -> bool:
-    """Say whether this version of Triton is one of those that were tried."""
+    """Say whether this version of Triton is one of those that were tried, and its GPUs are NVIDIA's.
+
+    For others it looks at more of an argument, such as the size of a tensor, and their capabilities mean other things.
+    """
     import triton
 
-    return tuple(map(int, triton.__version__.split(".")[:2])) in KNOWN
+    return torch.version.hip is None and tuple(map(int, triton.__version__.split(".")[:2])) in KNOWN
 
 
 def launch(
@@ -44,8 +48,11 @@ class Launcher:
     """Launches a kernel as it was compiled before, if it was for arguments of the same kind.
 
     With every launch Triton looks at all arguments to find out for what the kernel is compiled, in Python: on the host
-    of an H200 a product takes 50 us to launch so, and 23 directly. What it looks at is looked at here too, but in one
-    sweep: types, alignments of 16 bytes, and of integers whether they are one, multiples of 16, or wide.
+    of an H200 a product took some 50 us to launch so, and half of it directly. What it looks at is looked at here too,
+    but in one sweep: types, alignments of 16 bytes, and of integers whether they are one, multiples of 16, or wide.
+
+    Pitfall: who changes Triton's settings in a running process (its debug mode, or an instrumentation) meets them only
+    in kernels of a kind that was not launched before. Hooks of a kernel are asked for with every launch.
 
     Args:
         kernel: Takes descriptors, pointers, numbers and constants, in this order.
@@ -68,10 +75,10 @@ class Launcher:
         kinds = (
             *[matrix.base.dtype for matrix in described],
             *[p if p is None else p.dtype if p.data_ptr() % 16 == 0 else (p.dtype,) for p in pointers],
-            *[(n == 1, n % 16 == 0, n >> 31) if type(n) is int else None for n in numbers],
+            *[(n == 1, n % 16 == 0, n >> 31) if type(n) is int else type(n) for n in numbers],
         )
         compiled = self._compiled.get(kinds)
-        if compiled is not None:
+        if compiled is not None and not self._kernel.pre_run_hooks:
             compiled[(*grid, 1, 1)](*described, *pointers, *numbers, *self._constants)
             return
         compiled = self._kernel[grid](*described, *pointers, *numbers, **self._options)

@@ -1,10 +1,14 @@
 """What the kernels for Hopper are compiled for: it fits on a processor, and groups never wait for each other's ring."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 hopper_form = pytest.importorskip("maxsep.ops.fused.hopper_form", reason="no Triton for this platform")
 
+ROOT = Path(__file__).parents[3]
 WIDTHS = range(64, 513, 64)
 KINDS = [
     (forward, per_class, columns)
@@ -25,12 +29,36 @@ def suits(features, forward, per_class):
 
 @pytest.mark.parametrize(("forward", "per_class"), [(True, False), (False, False), (False, True)])
 def test_samples_of_whole_slices_suit_if_they_fit(forward, per_class):
-    assert all(suits(width, forward, per_class) for width in WIDTHS)
+    assert [width for width in WIDTHS if not suits(width, forward, per_class)] == ([128] if forward else [])
     assert not any(suits(width, forward, per_class) for width in (0, 8, 32, 100, 520, 576, 1024))
 
 
-def test_the_log_sum_exp_with_numbers_of_classes_suits_only_where_it_is_the_faster():
-    assert [width for width in (0, 8, *WIDTHS, 576) if suits(width, True, True)] == [64, 512]
+def test_it_suits_where_the_record_has_it_as_the_faster_form():
+    record = json.loads((ROOT / "results" / "product_forms_gpu.json").read_text())["results"]
+    shapes = {f"4096 samples, {width} features, 14336 classes": width for width in (64, 128, 256, 512)}
+    for shape, width in shapes.items():
+        for what, row in record[shape]["hopper"].items():
+            faster = row["tflops"] > record[shape]["tiles"][what]["tflops"]
+            assert suits(width, what.startswith("log-sum-exp"), "offset" in what) == faster, (shape, what)
+
+
+def test_what_it_says_of_its_speed_is_in_the_record():
+    record = json.loads((ROOT / "results" / "product_forms_gpu.json").read_text())["results"]
+
+    def rate(width, form, what):
+        return f"{record[f'4096 samples, {width} features, 14336 classes'][form][what]['tflops']:.0f}"
+
+    told = " ".join(hopper_form.suits.__doc__.split())
+    assert f"with 128 features it has {rate(128, 'hopper', 'log-sum-exp')} TFLOP/s beside" in told
+    for width in (128, 256):
+        here, there = (rate(width, form, "log-sum-exp, offset") for form in ("hopper", "tiles"))
+        assert f"{here} beside {there}" in told
+    told = " ".join(hopper_form.hopper.__doc__.split())
+    rates = {form: [rate(512, form, what) for what in ("log-sum-exp", "gradient")] for form in ("hopper", "tiles")}
+    assert "{} TFLOP/s with the log-sum-exp, {} with the gradient".format(*rates["hopper"]) in told
+    assert "beside {} and {} of `products.py`".format(*rates["tiles"]) in told
+    assert f"and {rate(512, 'torch.mm', 'product')} of cuBLAS" in told
+    assert f"the log-sum-exp with an offset has {rate(512, 'hopper', 'log-sum-exp, offset')}" in told
 
 
 @pytest.mark.parametrize(("forward", "per_class", "columns"), KINDS)

@@ -29,13 +29,14 @@ accumulate_product, gradient_product = hopper.accumulate_product, hopper.gradien
 def suits(x: Tensor, *, forward: bool, per_class: bool) -> bool:
     """Say whether samples have whole slices and fit, and whether this is faster than `tile_form`.
 
-    On an H200 it is, but for the log-sum-exp with numbers of classes: with 64, 128, 256 and 512 features that has 113,
-    211, 371 and 639 TFLOP/s beside 103, 270, 434 and 597 (results/product_forms_gpu.json).
+    On an H200 with 4,096 samples and 14,336 classes it is, but for the log-sum-exp of some widths: with 128 features it
+    has 315 TFLOP/s beside 327, and with numbers of classes and 128 or 256 features 211 beside 270 and 371 beside 434.
+    With a few hundred samples, or classes, either may be the faster by a tenth (results/product_forms_gpu.json).
     """
     width = x.shape[1]
     if forward and per_class:
         return width in (SLICE, MOST_WIDTH)
-    return width % SLICE == 0 and 0 < width <= MOST_WIDTH
+    return width % SLICE == 0 and 0 < width <= MOST_WIDTH and not (forward and width == 2 * SLICE)
 
 
 def described(matrix: Tensor, block: list[int]) -> TensorDescriptor:

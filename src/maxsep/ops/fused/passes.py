@@ -108,7 +108,7 @@ class Stream:
                 logits, carry = separated(logits, carry, self.num_classes, self.radius, start)
             self.steps.accumulate(logits, *parts, self.target, start, state)
         last = self._last_class(carries) if self.side == "householder" else None
-        nll, lse, total = self.steps.merged(state, last, self.target, self.num_classes)
+        nll, lse, total = self.steps.merged(state, last)
         smooth = torch.zeros_like(lse)
         if total is not None:
             smooth = lse * self._mean_weight() - total / self.num_classes

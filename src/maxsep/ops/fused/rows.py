@@ -43,7 +43,7 @@ def row_losses(
     Args:
         x: Features, (B, D), B at least 1, in the precision of the products.
         weight: (C, D), or (C-1, D) if P follows, in its own precision, which is that of its gradient.
-        target: Class indices, (B,); rows with another number have an nll of NaN.
+        target: Class indices, (B,); rows with another number have an nll that means nothing.
         offset: Added to the logits, (C,), in the precision of the sums: float64 for float64, else float32.
         class_weight: Of the smoothing term, (C,), like offset.
         radius: Factor of all logits before the offset.

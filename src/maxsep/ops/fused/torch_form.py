@@ -127,15 +127,12 @@ def last_gradients(last: LastClass, lse: Tensor, a: Tensor, u: Tensor, v: Tensor
     return g, g * last.reach
 
 
-def merged(
-    state: RowState, last: LastClass | None, target: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return nll, NaN where the target is no class, log-sum-exp and weighted sum of all classes, (B,) each."""
+def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, log-sum-exp and weighted sum of all classes, (B,) each."""
     lse, target_logit, total = state.merged()
     if last is not None:
         lse, target_logit, total = last.merged(lse, target_logit, total)
-    is_class = (target >= 0) & (target < num_classes)
-    return torch.where(is_class, lse - target_logit, torch.nan), lse, total
+    return lse - target_logit, lse, total
 
 
 def accumulate(

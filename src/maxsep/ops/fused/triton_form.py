@@ -106,20 +106,20 @@ def last_gradients(last: LastClass, lse: Tensor, a: Tensor, u: Tensor, v: Tensor
     return g, shift
 
 
-def merged(
-    state: RowState, last: LastClass | None, target: Tensor, num_classes: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return nll, NaN where the target is no class, log-sum-exp and weighted sum of all classes, (B,) each."""
+def merged(state: RowState, last: LastClass | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, log-sum-exp and weighted sum of all classes, (B,) each."""
     parts, batch = state.most.shape
     has_total = state.total is not None
     # what an operator returns must not share memory
     nll, lse = state.most.new_empty(batch), state.most.new_empty(batch)
     summed = state.most.new_empty(batch) if has_total else None
-    logits, share = (None, None) if last is None else (last.logits, last.class_weight)
+    logits, k, target, share = None, 0, None, None
+    if last is not None:
+        logits, k, target, share = last.logits, last.num_classes - 1, last.target, last.class_weight
     launch(
         samples.merge_parts, (-(-batch // SAMPLES),),
         (state.most, state.sum, state.target, state.total, logits, target, share, nll, lse, summed),
-        (num_classes, batch, parts),
+        (k, batch, parts),
         LAST=last is not None, TOTAL=has_total, WEIGHT=share is not None, PARTS=16, ROWS=SAMPLES, num_warps=1,
     )  # fmt: skip
     return nll, lse, summed

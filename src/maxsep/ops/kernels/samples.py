@@ -9,12 +9,10 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["batch", "parts"])
 def merge_parts(
-    most, sums, target_logit, total, last, target, share, nll, lse, summed, classes, batch, parts,
+    most, sums, target_logit, total, last, target, share, nll, lse, summed, k, batch, parts,
     LAST: tl.constexpr, TOTAL: tl.constexpr, WEIGHT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merge what `parts` programs have seen, and the last class if it has logits of its own.
-
-    That makes nll, NaN where the target is no class, log-sum-exp and weighted sum.
+    """Merge what `parts` programs have seen, and class k if it has logits of its own: nll, log-sum-exp, weighted sum.
 
     PARTS of them are on their way at once: a small batch was split among hundreds.
     """
@@ -43,15 +41,13 @@ def merge_parts(
         own += tl.sum(tl.load(target_logit + place, mask=keep, other=0.0), 0)
         if TOTAL:
             weighed += tl.sum(tl.load(total + place, mask=keep, other=0.0), 0)
-    label = tl.load(target + row, mask=there, other=0)
     if LAST:
         mass += tl.exp(z - reference)
-        own = tl.where(label == classes - 1, z, own)
+        own = tl.where(tl.load(target + row, mask=there, other=-1) == k, z, own)
         if TOTAL:
-            weighed += z * tl.load(share + classes - 1) if WEIGHT else z
+            weighed += z * tl.load(share + k) if WEIGHT else z
     whole = reference + tl.log(tl.where(there, mass, 1.0))
-    is_class = (label >= 0) & (label < classes)
-    tl.store(nll + row, tl.where(is_class, whole - own, float("nan")), mask=there)
+    tl.store(nll + row, whole - own, mask=there)
     tl.store(lse + row, whole, mask=there)
     if TOTAL:
         tl.store(summed + row, weighed, mask=there)
