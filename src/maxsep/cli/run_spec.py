@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,8 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
         changes["loss_options"] = options(**kept | dict(loss_options(loss, own.get("loss_options"))))
     if "schedule" in own:
         changes["schedule_options"] = ()
-    return checked(first.replace(start_from=first, features_at=(), **changes))
+    alone = {name: getattr(RunSpec, name) for name in ("clients", "concentration", "local_epochs")}
+    return checked(first.replace(start_from=first, features_at=(), **alone | changes))  # on all images together
 
 
 def check_unchanged(run: RunResult, data: Path | None, advice: str) -> None:
@@ -145,7 +145,7 @@ def loss_options(loss: str, given: Sequence[str] | None) -> Options:
 
 
 def head_options(head: str, given: Sequence[str] | None) -> Options:
-    """Read NAME=VALUE pairs of a head: numbers, true and false, or words.
+    """Read NAME=VALUE pairs of a head: true and false, numbers or words, as the default of the option is one.
 
     >>> head_options("etf", ["normalise=true, temperature=0.1", "rotation=0"])
     (('normalise', True), ('rotation', 0), ('temperature', 0.1))
@@ -154,10 +154,11 @@ def head_options(head: str, given: Sequence[str] | None) -> Options:
 
     if not given or head not in heads.names():  # an unknown head is told of with all other names
         return ()
-    found, known = _pairs("--head-option", given, "rotation=0"), heads.option_names(head)
+    found, known = _pairs("--head-option", given, "rotation=0"), heads.option_defaults(head)
     if unknown := sorted(set(found) - set(known)):
-        raise ValueError(f"the head {head!r} has no option {', '.join(unknown)}. It has: {', '.join(known) or 'none'}.")
-    return options(**{name: _read(text) for name, text in found.items()})
+        told = ", ".join(sorted(known)) or "none"
+        raise ValueError(f"the head {head!r} has no option {', '.join(unknown)}. It has: {told}.")
+    return options(**{name: _of_head(name, text, known[name]) for name, text in found.items()})
 
 
 def _pairs(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
@@ -173,18 +174,24 @@ def _pairs(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
     return found
 
 
-def _read(text: str) -> object:
-    """Read true and false, a number or else a word.
+def _of_head(name: str, text: str, default: object) -> object:
+    """Read the value of a head's option, of the kind that its default is of; none is the default of a whole number.
 
-    >>> _read("true"), _read("3"), _read("0.5"), _read("householder")
-    (True, 3, 0.5, 'householder')
+    >>> _of_head("bias", "False", True), _of_head("rotation", "3", None), _of_head("basis", "householder", "recursive")
+    (False, 3, 'householder')
     """
-    if text.lower() in ("true", "false"):
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--head-option {name} must be true or false, got {text!r}, such as {name}=true.")
         return text.lower() == "true"
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
+    value = _value(name, text, 0 if default is None else default, "--head-option")
+    if isinstance(value, int) and not 0 <= value < _MOST:
+        raise ValueError(f"--head-option {name} must be from 0 to {_MOST - 1}, got {text}, such as {name}=0.")
+    return value
+
+
+_MOST = 2**63
+"""What seeds and sizes are below."""
 
 
 def checked(spec: RunSpec) -> RunSpec:
@@ -214,14 +221,14 @@ def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     return num_train(spec) if is_known(spec.dataset) else None
 
 
-def _value(name: str, text: str, default: object) -> object:
+def _value(name: str, text: str, default: object, flag: str = "--loss-option") -> object:
     if not isinstance(default, int | float):
         return text
     try:
         return type(default)(text)
     except ValueError as error:
         kind = "whole number" if isinstance(default, int) else "number"
-        raise ValueError(f"--loss-option {name} must be a {kind}, got {text!r}, such as {name}={default}.") from error
+        raise ValueError(f"{flag} {name} must be a {kind}, got {text!r}, such as {name}={default}.") from error
 
 
 def _of_optimiser(name: str, given: Given, usual: float | None = None) -> dict[str, Any]:

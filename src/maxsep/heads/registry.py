@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from maxsep.heads.base import Head
 
-__all__ = ["build", "name_of", "names", "option_names", "register"]
+__all__ = ["build", "name_of", "names", "option_defaults", "option_names", "register"]
 
 _heads: dict[str, type[Head]] = {}
 HeadType = TypeVar("HeadType", bound=type[Head])
@@ -75,16 +75,26 @@ def option_names(name: str) -> tuple[str, ...]:
     >>> option_names("etf")
     ('bias', 'normalise', 'reserved', 'rotation', 'temperature')
     """
+    return tuple(sorted(option_defaults(name)))
+
+
+def option_defaults(name: str) -> dict[str, Any]:
+    """Give the options of a head with their defaults.
+
+    >>> option_defaults("orthonormal")
+    {'normalise': False, 'temperature': 1.0, 'rotation': 0, 'bias': False}
+    """
     given = {"self", "in_features", "num_classes", "radius", "device", "dtype"}
-    found: set[str] = set()
+    found: dict[str, Any] = {}
     for kind in _heads[name].__mro__:
         if "__init__" not in vars(kind):
             continue
         parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
-        found |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        own = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in given}
+        found = own | found  # what a class says goes before what is above it
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             break  # nothing is passed on to the classes above
-    return tuple(sorted(found - given))
+    return found
 
 
 def _takes_basis(head: type[Head]) -> bool:

@@ -120,12 +120,13 @@ class RunSpec:
             # else equal runs would have two names
             for name in ("concentration", "local_epochs"):
                 value, default = getattr(self, name), getattr(RunSpec, name)
-                _require(value == default, name, value, f"{default} unless clients says how many share the images")
+                _require(value == default, name, value, f"{default} unless clients (--clients) share the images")
             return
         share = self.concentration
-        _require(share > 0 and math.isfinite(share), "concentration", share, "a positive finite number")
+        allowed = "a positive finite number, such as 0.1; the smaller, the less alike clients are"
+        _require(share > 0 and math.isfinite(share), "concentration", share, allowed)
         _require(_whole(local) and local >= 1, "local_epochs", local, "a whole number of at least 1")
-        _require(self.sampler == "instance", "sampler", self.sampler, "'instance' with clients")
+        _require(self.sampler == "instance", "sampler", self.sampler, "'instance' with clients, or clients 0")
         _require(self.start_from is None, "clients", clients, "0 in a run that starts from another (--from)")
 
     def _check_training(self) -> None:

@@ -67,7 +67,7 @@ def test_an_empty_client_gets_an_image_of_the_largest():
 @pytest.mark.parametrize(
     ("clients", "concentration", "told"),
     [
-        (201, 0.1, "200 training images cannot be shared by 201 clients: each needs one"),
+        (201, 0.1, "200 training images cannot be shared by 201 clients, each of which needs one"),
         (0, 0.1, "200 training images cannot be shared by 0 clients"),
         (2, 0.0, "concentration must be a positive finite number, got 0.0. 0.1 is usual"),
         (2, float("inf"), "concentration must be a positive finite number, got inf"),

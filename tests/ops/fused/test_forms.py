@@ -216,7 +216,8 @@ def test_kernels_with_a_factor_of_any_size(num_classes, batch, width, basis, ful
             patch.setattr(tile_form, name, getattr(tile_form, name) | {"ROWS": 16, "COLS": 64, "INNER": 16})
         found = derivatives("triton", *size, torch.float32, radius)
     for ours, theirs in zip(found, exact, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, atol=3e-5, rtol=3e-5)
+        # sums of large numbers may cancel: they are as exact as float32 holds the largest
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-5 * max(3.0, theirs.abs().max().item()), rtol=3e-5)
     for ours, theirs in zip(derivatives("torch", *size, torch.float64, radius), exact, strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -33,8 +33,8 @@ def dirichlet_clients(labels: Tensor, clients: int, concentration: float, seed: 
 
     if not 1 <= clients <= len(labels):
         raise ValueError(
-            f"{len(labels)} training images cannot be shared by {clients} clients: each needs one, and there must be a "
-            "client. Take at least 1 and at most as many clients as images."
+            f"{len(labels)} training images cannot be shared by {clients} clients, each of which needs one. "
+            "Take at least 1 and at most as many clients as images."
         )
     if not 0 < concentration < float("inf"):
         raise ValueError(f"concentration must be a positive finite number, got {concentration!r}. 0.1 is usual.")
