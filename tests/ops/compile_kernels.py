@@ -178,10 +178,10 @@ def losses():
 
 def streams():
     for dtype, num_classes, batch, width, kind, full in (
-        (torch.bfloat16, 5_000, 256, 128, "", True),
-        (torch.bfloat16, 5_000, 256, 128, ", plain", False),
-        (torch.bfloat16, 5_000, 256, 128, ", householder", False),
-        (torch.bfloat16, 5_001, 256, 128, ", householder", True),
+        (torch.bfloat16, 5_000, 256, 192, "", True),
+        (torch.bfloat16, 5_000, 256, 192, ", plain", False),
+        (torch.bfloat16, 5_000, 256, 192, ", householder", False),
+        (torch.bfloat16, 5_001, 256, 192, ", householder", True),
         (torch.float32, 300, 20, 5, ", plain", False),
         (torch.float16, 2, 1, 1, "", True),
         (torch.bfloat16, 20_000, 512, 512, "", False),  # enough classes for a program to fold a block
@@ -199,7 +199,7 @@ def tiles():
         (5_000, ", householder", False),
         (5_001, ", householder", True),
     ):
-        both = stream(torch.bfloat16, num_classes, 256, 128, kind, full)
+        both = stream(torch.bfloat16, num_classes, 256, 192, kind, full)
         yield f"tiles, {num_classes} classes, torch.bfloat16{kind}", lambda both=both: in_tiles(both)
     # these rows are too long for Hopper's own
     yield "tiles, 576 features", stream(torch.bfloat16, 5_000, 640, 576, ", householder", True)
