@@ -9,7 +9,7 @@ from maxsep.heads.fixed import HPNHead
 from maxsep.heads.maxsep import MaxSeparation, MaxSeparationHead
 from maxsep.heads.on_features import ETFHead, OrthonormalHead
 from maxsep.heads.prototypes import optimise_prototypes
-from maxsep.heads.registry import build, names, option_defaults, option_names, register
+from maxsep.heads.registry import build, names, option_defaults, register
 from maxsep.heads.scaling import LogitScaledHead
 from maxsep.heads.trained import ExtraLayerHead, LearnableMatrixHead
 
@@ -38,6 +38,5 @@ __all__ = [
     "names",
     "optimise_prototypes",
     "option_defaults",
-    "option_names",
     "register",
 ]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from maxsep.heads.base import Head
 
-__all__ = ["build", "name_of", "names", "option_defaults", "option_names", "register"]
+__all__ = ["build", "name_of", "names", "option_defaults", "register"]
 
 _heads: dict[str, type[Head]] = {}
 HeadType = TypeVar("HeadType", bound=type[Head])
@@ -69,17 +69,8 @@ def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **
     return _heads[name](in_features, num_classes, radius, **options)
 
 
-def option_names(name: str) -> tuple[str, ...]:
-    """List what a head takes beside its sizes, its radius, and where and in which precision it is made.
-
-    >>> option_names("etf")
-    ('bias', 'normalise', 'reserved', 'rotation', 'temperature')
-    """
-    return tuple(sorted(option_defaults(name)))
-
-
 def option_defaults(name: str) -> dict[str, Any]:
-    """Give the options of a head with their defaults.
+    """Give what a head takes beside its sizes, its radius, and where and in which precision it is made: the defaults.
 
     >>> option_defaults("orthonormal")
     {'normalise': False, 'temperature': 1.0, 'rotation': 0, 'bias': False}

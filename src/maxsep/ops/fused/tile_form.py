@@ -24,17 +24,21 @@ def described(matrix: Tensor, block: list[int]) -> TensorDescriptor:
 
 def blocks(*, forward: bool) -> tuple[list[list[int]], list[int], list[int]]:
     """Return what the copy engine takes at once of samples, classes and gradients."""
-    tile = FORWARD_TILE if forward else BACKWARD_TILE
+    tile = _tile(forward)
     rows, cols, inner = tile["ROWS"], tile["COLS"], tile["INNER"]
     return [[rows, inner]], [cols, inner], [rows, cols // 2]
 
 
 def programs_at_once(*, forward: bool) -> int:
     """Return how many programs a processor runs at once: two if their accumulators fit."""
-    tile = FORWARD_TILE if forward else BACKWARD_TILE
+    tile = _tile(forward)
     return 2 if tile["ROWS"] * tile["COLS"] <= 128 * 128 else 1
 
 
 def options(width: int, *, forward: bool, per_class: bool, columns: bool) -> dict[str, Any]:
     """Return what the kernels are compiled for."""
-    return {"WIDTH": width, **(FORWARD_TILE if forward else BACKWARD_TILE)}
+    return {"WIDTH": width, **_tile(forward)}
+
+
+def _tile(forward: bool) -> dict[str, int]:
+    return FORWARD_TILE if forward else BACKWARD_TILE
