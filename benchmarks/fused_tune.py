@@ -34,7 +34,7 @@ STREAMED = (1_024, 4_096, CHUNK, ALL)
 SIZES = (16_384, 14_336, 12_288, 8_192, 4_096, 2_048, 1_024, 512)
 CHUNKS = (160, 128, 80)
 FOLDED = (512, 1_024, 2_048, 4_096, 8_192, CHUNK)
-FOLDERS = (0, 2, 4, 8, 16)
+FOLD_TILES = ("STREAM", "NARROW", "AT_ONCE")
 
 
 def per_call(step):
@@ -123,14 +123,15 @@ def streams(num_classes):
 
 
 def folds(num_classes):
-    """Time the fold of a chunk by so many programs for each processor; 0 is one for each block."""
+    """Time the fold of a chunk in each of its tiles."""
     weight, out = rows(num_classes - 1), torch.zeros(num_classes, WIDTH, device="cuda", dtype=torch.bfloat16)
     carries = triton_form.block_carries(weight, 1.0, 256, torch.float32)
-    found = {}
-    for folders in FOLDERS:
-        use(folders=folders)
-        found[folders] = per_call(lambda: triton_form.fold(weight, carries, 1.0, 256, 0, num_classes, out))
-    return told(f"fold, {num_classes:,}, by programs", found)
+    found, kept = {}, triton_form.fold_tile
+    for tile in FOLD_TILES:
+        use(fold_tile=tile)
+        found[tile] = per_call(lambda: triton_form.fold(weight, carries, 1.0, 256, 0, num_classes, out))
+    triton_form.fold_tile = kept
+    return told(f"fold, {num_classes:,}", found)
 
 
 def whole(megabytes):

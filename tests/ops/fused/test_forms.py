@@ -92,10 +92,11 @@ def test_other_tiles(cols, monkeypatch):
 
 
 @pytest.mark.skipif(cuda, reason="tests/cuda has the compiled kernels")
-@pytest.mark.parametrize(("folders", "span"), [(0, 256), (1, 128), (2, 64), (100, 32)])
-def test_blocks_are_folded_by_as_many_programs_as_keep_the_processors_busy(folders, span, monkeypatch):
-    monkeypatch.setattr(triton_form, "FOLDERS", folders)
-    assert triton_form._span(512, 256, 5, 4) == span
+@pytest.mark.parametrize(("busy", "tile"), [(1, "STREAM"), (3, "NARROW"), (8, "AT_ONCE")])
+def test_the_fewer_blocks_are_folded_the_more_is_done_at_once(busy, tile, monkeypatch):
+    monkeypatch.setattr(triton_form, "processors", lambda device: busy)
+    assert triton_form.fold_tile(768, 256, 5, busy) == getattr(triton_form, tile)
+    assert triton_form.fold_tile(768, 32, 5, 100 * busy)["ROWS"] == 32
     torch.manual_seed(0)
     weight = torch.randn(700, 5)
     carries = triton_form.block_carries(weight, 0.7, 256, torch.float32)

@@ -29,10 +29,14 @@ STREAM = {"ROWS": 32, "COLS": 64, "STAGES": 3, "num_warps": 1}
 """Tiles that running sums go down the classes in: one warp scans one, and some are always on their way. For an H200:
 1,000,448 classes of 512 features take 308 us for the sums of blocks, 601 for the fold and 917 for the adjoint; tiles of
 16 x 32 take 447, 1,053 and 1,507 (benchmarks/fused_tune.py)."""
-FOLDERS = 2
-"""Programs of a fold for each processor, if the classes of a chunk are enough for so many. On an H200, 512 features:
-with one for each block 512 classes took 8.5 us and 4,096 took 8.8, with two for each processor 4.5 and 5.5, with eight
-4.5 and 6.4 (benchmarks/fused_tune.py)."""
+NARROW = {"ROWS": 64, "COLS": 16, "STAGES": 3, "num_warps": 1}
+AT_ONCE = {"ROWS": 256, "COLS": 16, "STAGES": 1, "num_warps": 4}
+"""Tiles of a fold whose blocks are too few for the processors: more programs, and for very few classes a whole block at
+once, so that nothing is waited for twice. On an H200, 512 features: 1,024 classes take 3.6 us so, 4,096 take 6.4 in
+narrow tiles, and 98,304 take 61 in those of STREAM and more in others (benchmarks/fused_tune.py)."""
+SCAN = {"ROWS": 512, "COLS": 4, "STAGES": 1, "num_warps": 8}
+"""For an H200: the sums of 391 blocks of 512 features take 3 us, those of 3,907 take 16; tiles of 64 x 16 on one warp
+take 8 and 62."""
 TAIL_TILE = {"CLASSES": 64, "ROWS": 64, "STAGES": 2, "num_warps": 8}
 """For an H200: 8,448 classes of 4,096 samples and 512 features take 196 us, with 32 samples at a time 287."""
 MOST_WIDTH = 512
@@ -56,10 +60,10 @@ def block_carries(weight: Tensor, radius: float, grain: int, wide: torch.dtype) 
 def fold(weight: Tensor, carries: Tensor, radius: float, grain: int, start: int, stop: int, out: Tensor) -> None:
     """Write rows [start, stop) of radius * P^T weight; start is a multiple of grain, rows of `out` may lie apart."""
     rows, width = weight.shape
-    span = _span(stop - start, grain, width, processors(weight.device))
+    tile = fold_tile(stop - start, grain, width, processors(weight.device))
     launch(
-        chunks.fold_rows, _grid(stop - start, span, width), (weight, carries, out),
-        (start, stop, rows, width, out.stride(0), rows, scale_of(radius, rows)), GRAIN=grain, SPAN=span, **STREAM,
+        chunks.fold_rows, _grid(stop - start, grain, width, tile), (weight, carries, out),
+        (start, stop, rows, width, out.stride(0), rows, scale_of(radius, rows)), GRAIN=grain, **tile,
     )  # fmt: skip
 
 
@@ -200,26 +204,28 @@ def weight_gradients(
     )
 
 
-def _span(rows: int, grain: int, width: int, processors: int) -> int:
-    """Return how many rows of a block one program folds: fewer where a chunk has too few blocks for the processors."""
-    span, programs = grain, math.prod(_grid(rows, grain, width))
-    while programs < FOLDERS * processors and span > STREAM["ROWS"]:
-        span, programs = span // 2, programs * 2
-    return span
+def fold_tile(rows: int, grain: int, width: int, processors: int) -> dict[str, int]:
+    """Return the tile that rows are folded in, which is no larger than a block of them.
+
+    >>> [fold_tile(rows, 256, 512, 132)["COLS"] for rows in (2_048, 4_096, 16_384)]
+    [16, 16, 64]
+    """
+    programs = math.prod(_grid(rows, grain, width))
+    tile = STREAM
+    if programs <= 2 * processors:
+        tile = NARROW if 2 * programs > processors else AT_ONCE
+    return tile | {"ROWS": min(grain, tile["ROWS"])}
 
 
-def _grid(rows: int, grain: int, width: int) -> tuple[int, int]:
-    return -(-rows // grain), -(-width // STREAM["COLS"])
+def _grid(rows: int, grain: int, width: int, tile: dict[str, int] = STREAM) -> tuple[int, int]:
+    return -(-rows // grain), -(-width // tile["COLS"])
 
 
 def _scanned(source: Tensor, rows: int, k: int, factor: float, grain: int, *, weighted: bool) -> Tensor:
     """Return the sums of all blocks before each block of rows, weighted by r, or of all after it, unweighted."""
     sums = _block_sums(source, rows, k, factor, grain, weighted=weighted)
     blocks, width = sums.shape
-    launch(
-        chunks.scan_blocks, (-(-width // 16),), (sums,), (blocks, width),
-        REVERSE=not weighted, ROWS=64, COLS=16, STAGES=4, num_warps=1,
-    )  # fmt: skip
+    launch(chunks.scan_blocks, (-(-width // SCAN["COLS"]),), (sums,), (blocks, width), REVERSE=not weighted, **SCAN)
     return sums
 
 

@@ -54,28 +54,17 @@ def scan_blocks(
 @triton.jit
 def fold_rows(
     weight, carries, out, start, stop, rows, width, out_row, k, factor,
-    GRAIN: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    GRAIN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop), SPAN of a block each.
-
-    Programs of one block sum what lies before their rows again: few classes have too few blocks to wait for each other.
-    """
-    top = tl.program_id(0) * SPAN
+    """Write W'_j = s_j W_j - carry - sum_{i<j in block} r_i W_i for the rows [start, stop), a block each."""
+    top = tl.program_id(0) * GRAIN
     block = ((start + top) // GRAIN).to(tl.int64)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     inside = (col < width)[None, :]
     carry = tl.load(carries + block * width + col, mask=col < width, other=0.0)
-    if SPAN < GRAIN:
-        weight_of_block = weight + block * GRAIN * width
-        for first in tl.range(0, top % GRAIN, ROWS, num_stages=STAGES):
-            i = first + tl.arange(0, ROWS)
-            row = start + top // GRAIN * GRAIN + i
-            place = i[:, None] * width + col[None, :]
-            value = tl.load(weight_of_block + place, mask=(row < rows)[:, None] & inside, other=0.0).to(tl.float32)
-            carry += tl.sum(value * coefficients(row, k, factor)[1][:, None], 0)
     weight += (start + top).to(tl.int64) * width
     out += top.to(tl.int64) * out_row
-    for first in tl.range(0, SPAN, ROWS, num_stages=STAGES):
+    for first in tl.range(0, GRAIN, ROWS, num_stages=STAGES):
         i = first + tl.arange(0, ROWS)
         row = start + top + i
         place = i[:, None] * width + col[None, :]
