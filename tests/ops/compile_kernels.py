@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 from maxsep.ops import padding as layer_padding
 from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.fused import joined, row_losses, tile_form, triton_form
+from maxsep.ops.fused.reduction import Counting, _Reduced
 from maxsep.ops.row_cross_entropy import gradient_op, loss_op
 from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, separate_op
@@ -55,6 +56,7 @@ def compile_only(kernel, grid):
         assert compiled.metadata.shared <= SHARED_MEMORY[Device.kind], (kernel.__name__, compiled.metadata.shared)
         launched.append({"kernel": kernel.__name__, "module": kernel.fn.__module__, **_found(compiled)})
         launched[-1] |= {"options": [name for name, chosen in options.items() if chosen is True], "direct": False}
+        launched[-1]["stages"] = options.get("STAGES")
         return Direct(kernel, compiled, options)
 
     return launch
@@ -210,6 +212,24 @@ def in_tiles(call):
         call()
 
 
+def reductions():
+    """Both ways between losses of samples and one number."""
+    for batch, kind, smoothing, weighted in (
+        (4096, "mean", 0.0, False),
+        (70, "mean", 0.1, True),
+        (1, "sum", 0.1, False),
+    ):
+        counting = Counting(100_000, -100, smoothing, kind)
+        weight = torch.ones(100_000) if weighted else None
+
+        def both(batch=batch, weight=weight, counting=counting):
+            nll, smooth = (torch.zeros(batch, requires_grad=True) for _ in range(2))
+            target = torch.zeros(batch, dtype=torch.int64)
+            _Reduced.apply(nll, smooth, target, weight, counting).backward()
+
+        yield f"reduction, {batch} samples, {kind}", both
+
+
 def tails():
     for width in (256, 512):
         yield f"stream, {width} features", stream(torch.bfloat16, 36_000, 520, width, ", householder", True)
@@ -240,7 +260,7 @@ if __name__ == "__main__":
     triton_form.processors = joined.processors = lambda device: 132
     found = {}
     Device.kind = int(sys.argv[1])
-    parts = (scans, reflections, layers, losses, streams, tiles) if Device.kind == 90 else (tails,)
+    parts = (scans, reflections, layers, losses, streams, tiles, reductions) if Device.kind == 90 else (tails,)
     for part in parts:
         for what, call in part():
             call()

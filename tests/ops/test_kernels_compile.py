@@ -31,6 +31,7 @@ def test_every_kernel_is_launched(found):
         "forward", "adjoint", "partial_sums", "backward", "total", "block_sums", "scan_blocks", "fold_rows",
         "adjoint_rows", "accumulate_rows", "gradient_rows", "accumulate_product", "gradient_product",
         "pad", "reflect", "merge_parts", "last_logits", "last_gradients", "weight_gradients",
+        "reduce_rows", "spread_rows",
     }  # fmt: skip
 
 
@@ -98,7 +99,9 @@ def test_running_sums_load_ahead_in_wide_words(found):
     names = {"block_sums", "fold_rows", "adjoint_rows"}
     launches = [launch for launch in found["stream, 5000 classes, torch.bfloat16"] if launch["kernel"] in names]
     assert {launch["kernel"] for launch in launches} == names
-    assert all(launch["copies ahead"] for launch in launches)
+    # what takes all of a block at once has nothing to send ahead
+    assert all(launch["copies ahead"] for launch in launches if launch["stages"] != 1)
+    assert {launch["stages"] for launch in launches} == {1, 3}
     stores = [set(launch["moved"]) for launch in launches if launch["kernel"] != "block_sums"]
     assert all("st.global.v4.b32" in moved for moved in stores), stores
 
@@ -108,6 +111,13 @@ def test_the_gradient_of_the_last_classes_is_made_by_the_matrix_units_with_sampl
     assert launch["kernel"] == "weight_gradients"
     assert launch["wgmma"]
     assert launch["copies ahead"]
+
+
+@pytest.mark.parametrize("which", ["4096 samples, mean", "70 samples, mean", "1 samples, sum"])
+def test_losses_become_one_number_by_one_launch_each_way(found, which):
+    launches = found[f"reduction, {which}"]
+    assert [launch["kernel"] for launch in launches] == ["reduce_rows", "spread_rows"]
+    assert not any(launch["stack"] for launch in launches)
 
 
 def test_rows_that_are_too_long_for_the_products_of_hopper_take_the_others(found):

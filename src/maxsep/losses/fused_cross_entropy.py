@@ -23,6 +23,7 @@ from maxsep.checks import (
 from maxsep.heads import MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops import separate, triton_scan, wide_dtype, widened
 from maxsep.ops.fused import row_losses
+from maxsep.ops.fused.reduction import Counting, reduced
 from maxsep.ops.layer_node import linear_then
 from maxsep.ops.modes import is_autocasting, is_transformed
 from maxsep.ops.row_cross_entropy import HELD
@@ -147,7 +148,13 @@ def _loss(layer: _Layer, x: Tensor, labels: Tensor, options: _Options, chunk: in
     if chunk is None and _is_held(layer, x, adjustment):
         more = (weight, adjustment, layer.radius, smoothing, ignored, reduction)
         return linear_then(HELD, x, layer.weight, layer.bias, labels, *more)
-    return _reduced(*_row_values(layer, x, labels, options, chunk), reduction)
+    given = _offset(layer, adjustment), weight
+    offset, weight = (None if numbers is None else numbers.to(wide_dtype(x)) for numbers in given)
+    nll, smooth = row_losses(
+        x, layer.weight, labels, offset, weight,
+        radius=layer.radius, separate=layer.separate, basis=layer.basis, smoothing=smoothing > 0, chunk=chunk,
+    )  # fmt: skip
+    return reduced(nll, smooth, labels, weight, Counting(layer.num_classes, ignored, smoothing, reduction))
 
 
 def _loss_of_logits(layer: _Layer, x: Tensor, labels: Tensor, options: _Options) -> Tensor:
@@ -162,40 +169,6 @@ def _loss_of_logits(layer: _Layer, x: Tensor, labels: Tensor, options: _Options)
         label_smoothing=options.smoothing,
         ignore_index=options.ignored,
     )
-
-
-def _row_values(
-    layer: _Layer, x: Tensor, labels: Tensor, options: _Options, chunk: int | None
-) -> tuple[Tensor, Tensor]:
-    """Return the loss of every sample, and how much it counts in the mean."""
-    smoothing, given = options.smoothing, (options.weight, _offset(layer, options.adjustment))
-    counts = labels != options.ignored
-    is_class = (labels >= 0) & (labels < layer.num_classes)
-    weight, offset = (None if v is None else v.to(wide_dtype(x)) for v in given)
-    nll, smooth = row_losses(
-        x, layer.weight, labels, offset, weight,
-        radius=layer.radius, separate=layer.separate, basis=layer.basis, smoothing=smoothing > 0, chunk=chunk,
-    )  # fmt: skip
-    counted, values = counts, nll
-    if weight is not None:
-        own = weight[torch.where(is_class, labels, 0)]
-        counted, values = torch.where(counts, own, 0), own * nll
-    if smoothing:
-        values = (1 - smoothing) * values + smoothing * smooth
-    return torch.where(counts, torch.where(is_class, values, torch.nan), 0.0), counted
-
-
-def _reduced(values: Tensor, counted: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return values
-    if reduction == "sum":
-        return values.sum()
-    total = counted.sum()
-    if counted.dtype == torch.bool:  # without class weights there is nothing less than one sample
-        return (values.sum() / total.clamp(min=1)).masked_fill(total == 0, torch.nan)
-    # nothing to take a mean of: the value is 0/0 as torch's is, but no gradient is
-    undefined = torch.where(total == 0, torch.nan, torch.zeros_like(total))
-    return values.sum() / torch.where(total == 0, 1, total) + undefined
 
 
 def _offset(layer: _Layer, adjustment: Tensor | None) -> Tensor | None:

@@ -90,3 +90,57 @@ def last_gradients(
         g -= own * tl.load(share + k) if WEIGHT else own
     tl.store(gradient + row, g, mask=there)
     tl.store(shift + row, g * reach, mask=there)
+
+
+@triton.jit(do_not_specialize=["k", "ignored", "batch"])
+def reduce_rows(
+    nll, smooth, target, weight, loss, share, smoothing, k, ignored, batch,
+    MEAN: tl.constexpr, SMOOTH: tl.constexpr, WEIGHT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the mean or the sum over samples, and what the gradient of each is multiplied with."""
+    summed = tl.zeros([ROWS], tl.float32)
+    counted = tl.zeros([ROWS], tl.float32)
+    for first in range(0, batch, ROWS):
+        row = first + tl.arange(0, ROWS)
+        there = row < batch
+        counts, known, own = _counts(target, weight, row, there, k, ignored, WEIGHT)
+        value = tl.load(nll + row, mask=there, other=0.0) * own
+        if SMOOTH:
+            value = (1 - smoothing) * value + smoothing * tl.load(smooth + row, mask=there, other=0.0)
+        summed += tl.where(counts, tl.where(known, value, float("nan")), 0.0)
+        counted += tl.where(counts, own, 0.0)
+    factor = 1.0
+    if MEAN:
+        total = tl.sum(counted)
+        factor = tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
+        tl.store(loss, tl.where(total == 0, float("nan"), tl.sum(summed) * factor))
+    else:
+        tl.store(loss, tl.sum(summed))
+    tl.store(share, factor)
+
+
+@triton.jit(do_not_specialize=["k", "ignored", "batch"])
+def spread_rows(
+    upstream, share, target, weight, u, v, smoothing, k, ignored, batch,
+    SMOOTH: tl.constexpr, WEIGHT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of nll and of what smoothing adds, nothing for samples that do not count."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < batch
+    counts, known, own = _counts(target, weight, row, there, k, ignored, WEIGHT)
+    g = tl.where(counts & known, tl.load(upstream) * tl.load(share), 0.0)
+    if SMOOTH:
+        tl.store(v + row, g * smoothing, mask=there)
+        g *= 1 - smoothing
+    tl.store(u + row, g * own, mask=there)
+
+
+@triton.jit
+def _counts(target, weight, row, there, k, ignored, WEIGHT: tl.constexpr):
+    """Return whether samples count, whether their labels are classes, and the weights of these classes."""
+    label = tl.load(target + row, mask=there, other=0)
+    known = (label >= 0) & (label <= k)
+    own = tl.full(row.shape, 1.0, tl.float32)
+    if WEIGHT:
+        own = tl.load(weight + label, mask=there & known, other=0.0)
+    return there & (label != ignored), known, own
