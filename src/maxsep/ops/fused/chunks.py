@@ -118,9 +118,9 @@ def equal_chunks(sizes: Sizes, most_bytes: int, grain: int, wave: int = 1) -> tu
     >>> equal_chunks(Sizes(10, 1, 1, 4, 4, False), 16, 2)
     ((0, 4), (4, 8), (8, 10))
     """
-    size = sizes.num_classes
-    if sizes.per_class:
-        size = max(grain, whole_units(whole_units(most_bytes // sizes.per_class, wave), grain))
+    size = most_bytes // sizes.per_class if sizes.per_class else sizes.num_classes
+    if size < sizes.num_classes:  # where all fit there is no second chunk to be as large
+        size = max(grain, whole_units(whole_units(size, wave), grain))
     return tuple((start, min(start + size, sizes.num_classes)) for start in range(0, sizes.num_classes, size))
 
 
@@ -171,7 +171,7 @@ class Scratch:
             lender = like.new_empty(max((sizes.numbers(stop - start) for start, stop in chunks), default=0))
         size = like.element_size()
         whole = lender.nbytes // (ALIGNED * size) * ALIGNED * size
-        self._memory = lender.view(-1).view(torch.uint8)[:whole].view(like.dtype)
+        self.memory = lender.view(-1).view(torch.uint8)[:whole].view(like.dtype)
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return room for the logits (batch, c) and for the composed weight (c, width) of a chunk of c classes.
@@ -181,17 +181,17 @@ class Scratch:
         rows = stop - start
         if rows not in self._rooms:
             batch, width, padded = self._sizes.batch, self._sizes.width, self._sizes.padded(rows)
-            first = self._memory.numel() - self._sizes.numbers(rows)
-            logits = self._memory.as_strided((batch, rows), (padded, 1), first)
+            first = self.memory.numel() - self._sizes.numbers(rows)
+            logits = self.memory.as_strided((batch, rows), (padded, 1), first)
             folded = (rows, width) if self._sizes.folds else (0, 0)
-            self._rooms[rows] = logits, self._memory.as_strided(folded, (width, 1), first + batch * padded)
+            self._rooms[rows] = logits, self.memory.as_strided(folded, (width, 1), first + batch * padded)
         return self._rooms[rows]
 
     def rounded(self, wide: Tensor) -> Tensor:
         """Round a tensor, behind the gradient if there is room enough: no chunk needs it any more."""
-        if self._memory.nbytes - self._written < wide.numel() * self._memory.element_size():
-            return wide.to(self._memory.dtype)
-        return self._memory[-wide.numel() :].view(wide.shape).copy_(wide)
+        if self.memory.nbytes - self._written < wide.numel() * self.memory.element_size():
+            return wide.to(self.memory.dtype)
+        return self.memory[-wide.numel() :].view(wide.shape).copy_(wide)
 
 
 def rows_beside(sizes: Sizes, chunks: Sequence[tuple[int, int]], least_bytes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from maxsep.ops.fused.chunks import Scratch, borrowing_chunks, kept_bytes, most_bytes, own_bytes, rows_beside, wave
 from maxsep.ops.fused.logits_side import separated, unseparated_
 from maxsep.ops.fused.products import add_product, product
+from maxsep.ops.recording import repeated
 
 if TYPE_CHECKING:
     from maxsep.ops.fused.passes import Factors, Stream
@@ -58,11 +60,33 @@ def _pass(
     scratch: Scratch,
 ) -> Tensor:
     """Write the gradients of the weight that P is folded into and of the offset, and return that of x."""
-    x, (dw, columns) = stream.x, gradients
-    wants_x, wants_weight, wants_offset = wants
+    x = stream.x
     # on the logits side the first chunk may be the class without a row, which adds nothing to begin with
     begins = torch.zeros if stream.side == "logits" or not chunks else torch.empty
-    dx = begins(x.shape if wants_x else 0, dtype=stream.wide, device=x.device)
+    dx = begins(x.shape if wants[0] else 0, dtype=stream.wide, device=x.device)
+    launches = partial(_launch, stream, factors, carries, wants, (dx, *gradients), chunks, scratch)
+    if stream.form == "triton":
+        repeated(
+            launches, (*stream.tensors, carries, *factors, *gradients, dx, scratch.memory),
+            tuple(chunks), stream.sizes, stream.radius, stream.side, wants,
+        )  # fmt: skip
+    else:  # where steps need copies, a recording would keep their memory
+        launches()
+    del launches
+    return scratch.rounded(dx) if wants[0] and dx.dtype != x.dtype else dx
+
+
+def _launch(
+    stream: Stream,
+    factors: Factors,
+    carries: Tensor,
+    wants: tuple[bool, bool, bool],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    chunks: Sequence[tuple[int, int]],
+    scratch: Scratch,
+) -> None:
+    x, (dx, dw, columns) = stream.x, gradients
+    wants_x, wants_weight, wants_offset = wants
     later = dx.new_zeros(len(x)) if stream.side == "logits" else dx
     joined = stream.steps.differentiating(x, stream.target, factors, stream.scale) if stream.joins else None
     for turn, (start, stop) in enumerate(chunks):
@@ -87,4 +111,3 @@ def _pass(
             product(g, weight, dx)
         if wants_weight:
             product(g.T, x, dw[start : start + len(weight)], stream.outer_scale)
-    return scratch.rounded(dx) if wants_x and dx.dtype != x.dtype else dx

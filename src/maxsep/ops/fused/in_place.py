@@ -25,6 +25,7 @@ from torch import Tensor
 
 from maxsep.ops.fused.chunks import ALIGNED, Sizes, most_bytes, whole_units
 from maxsep.ops.fused.products import add_product, product
+from maxsep.ops.recording import repeated
 
 if TYPE_CHECKING:
     from maxsep.ops.fused.passes import Factors, Stream
@@ -132,7 +133,7 @@ def gradients_in_place(
     """Return the gradients of x and of the weight that P is folded into, and write that of the offset to `columns`."""
     dw = stream.weight.new_empty(stream.streamed, stream.x.shape[1])
     composed = Composed(stream, carries, dw)
-    dx = _until_the_tail(stream, plan, factors, columns, dw, composed)
+    dx = _until_the_tail(stream, plan, factors, carries, columns, dw, composed)
     tail = plan.first_of_tail, stream.streamed
     composed.make(*tail)
     sums = columns[slice(*tail)] if columns.numel() else None
@@ -144,12 +145,24 @@ def gradients_in_place(
 
 
 def _until_the_tail(
-    stream: Stream, plan: Plan, factors: Factors, columns: Tensor, dw: Tensor, composed: Composed
+    stream: Stream, plan: Plan, factors: Factors, carries: Tensor, columns: Tensor, dw: Tensor, composed: Composed
 ) -> Tensor:
     """Go through the tail for the features, and through all before it for both; return dx."""
     x = stream.x
-    memory = dw.view(x.dtype).view(-1)
     dx = torch.empty(x.shape, dtype=stream.wide, device=x.device)
+    launches = functools.partial(_launch_until_the_tail, stream, plan, factors, columns, dw, composed, dx)
+    given = (*stream.tensors, carries, *factors, columns, dw, dx)
+    repeated(launches, given, plan, stream.sizes, stream.radius, stream.side)
+    if x.dtype == stream.wide:
+        return dx
+    del dx, given, launches  # before there is another of its size
+    return _rounded(dw, x).clone()
+
+
+def _launch_until_the_tail(
+    stream: Stream, plan: Plan, factors: Factors, columns: Tensor, dw: Tensor, composed: Composed, dx: Tensor
+) -> None:
+    x, memory = stream.x, dw.view(stream.x.dtype).view(-1)
     differentiate = stream.steps.differentiating(x, stream.target, factors, stream.scale)
     for turn, (start, stop) in enumerate(plan.pieces):
         composed.make(start, stop)
@@ -165,11 +178,13 @@ def _until_the_tail(
         differentiate(rows, g, *stream.parts(start, stop), start, sums)
         add_product(dx, g, rows)
         product(g.T, x, dw[start:stop])
-    if x.dtype == stream.wide:
-        return dx
-    rounded = memory[-x.numel() :].view(x.shape).copy_(dx)
-    del dx  # before there is another of its size
-    return rounded.clone()
+    if x.dtype != stream.wide:
+        _rounded(dw, x).copy_(dx)
+
+
+def _rounded(dw: Tensor, x: Tensor) -> Tensor:
+    """Return room for the gradient of x in its own precision, at the end of memory."""
+    return dw.view(x.dtype).view(-1)[-x.numel() :].view(x.shape)
 
 
 def _add_features(dx: Tensor, g: Tensor, rows: Tensor, pad: int, *, first: bool) -> None:

@@ -64,6 +64,11 @@ class Stream:
         if side == "householder":
             self.scale, _ = basis_factors(self.num_classes, radius)
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that was given."""
+        return self.x, self.weight, self.target, self.offset, self.class_weight
+
     @functools.cached_property
     def joins(self) -> bool:
         """Whether a product and what follows it are one step."""
