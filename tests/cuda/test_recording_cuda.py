@@ -21,7 +21,7 @@ CLASSES, WIDTH, BATCH = 60_000, 64, 1024  # too many outputs to be held
 def recordings(monkeypatch):
     """Recordings of this test alone."""
     torch.cuda.synchronize()
-    found = Recordings(recording._graph)
+    found = Recordings(recording.Graphs())
     monkeypatch.setattr(recording, "_recordings", found)
     return found
 
@@ -175,6 +175,31 @@ def test_two_threads(recordings, monkeypatch):
     wanted = copies(step(*problem()))
     assert same(results[0], wanted)
     assert same(results[1], wanted)
+
+
+def test_one_place_for_many_recordings(recordings, monkeypatch):
+    """With the last graph of a pool its memory is gone."""
+    monkeypatch.setattr(recording, "most", lambda: 1)
+    monkeypatch.setattr(recording, "PATIENCE", 1)
+    problems = [problem(), problem()]
+    wanted = [copies(step(*given)) for given in problems]
+    for _ in range(3):
+        for given, right in zip(problems, wanted, strict=True):
+            for _ in range(3):
+                assert same(copies(step(*given)), right)
+    assert len(recordings._made) == 1
+
+
+def test_a_place_is_made_anew_when_its_recordings_are_gone(recordings):
+    given = problem()
+    wanted = copies(step(*given))
+    for _ in range(2):
+        for _ in range(3):
+            assert same(copies(step(*given)), wanted)
+        assert recordings._made
+        torch.cuda.synchronize()
+        recordings._made.clear()
+        torch.cuda.empty_cache()
 
 
 def test_what_a_recording_keeps_is_told(recordings):

@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,7 @@ def most() -> int:
 
 @dataclass
 class _Recording:
+    key: Hashable
     replay: Launches
     turn: int
     """When it was asked for last."""
@@ -99,7 +101,7 @@ class Recordings:
         with self._lock:
             self._turn += 1
             recording = self._made.get(key)
-            if recording is None and self._came_before(key) and self._has_room():
+            if recording is None and self._came_before(key) and self._may_record():
                 recording = self._recorded(key, launches, stream)
             if recording is not None:
                 recording.turn = self._turn
@@ -115,20 +117,15 @@ class Recordings:
         self._seen[key] = None
         return False
 
-    def _has_room(self) -> bool:
-        if len(self._made) < most():
-            return True
-        oldest = min(self._made, key=lambda key: self._made[key].turn)
-        if self._turn - self._made[oldest].turn < PATIENCE:
-            return False
-        del self._made[oldest]
-        return True
+    def _may_record(self) -> bool:
+        return not self._fails and (len(self._made) < most() or self._turn - self._oldest().turn >= PATIENCE)
+
+    def _oldest(self) -> _Recording:
+        return min(self._made.values(), key=lambda recording: recording.turn)
 
     def _recorded(self, key: Hashable, launches: Launches, stream: torch.cuda.Stream) -> _Recording | None:
-        if self._fails:
-            return None
         try:
-            found = self._made[key] = _Recording(self._record(launches, stream), self._turn)
+            found = _Recording(key, self._record(launches, stream), self._turn)
         except RuntimeError as problem:
             self._fails = True
             warnings.warn(
@@ -138,37 +135,51 @@ class Recordings:
                 stacklevel=2,
             )
             return None
+        if len(self._made) == most():  # only now: recordings share memory that goes with the last of them
+            del self._made[self._oldest().key]
+        self._made[key] = found
         del self._seen[key]
         return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Place:
     """Where launches of a stream are recorded: what recordings allocate is shared, for they run one after the other."""
 
     stream: torch.cuda.Stream
     pool: Any
+    graphs: weakref.WeakSet[torch.cuda.CUDAGraph]
+    """That are there; with the last of them the pool is gone."""
 
 
-_places: dict[tuple[torch.device, int], _Place] = {}
+class Graphs:
+    """Records launches as CUDA graphs."""
 
+    def __init__(self) -> None:
+        self._places: dict[tuple[torch.device, int], _Place] = {}
 
-def _graph(launches: Launches, stream: torch.cuda.Stream) -> Launches:
-    key = stream.device, stream.cuda_stream
-    place = _places.get(key)
-    if place is None:
-        aside = torch.cuda.Stream(stream.device)  # type: ignore[no-untyped-call]
-        place = _places[key] = _Place(aside, torch.cuda.graph_pool_handle())
-    # made now, for this thread: while it records, nothing may ask the GPU for memory
-    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(place.stream):
-        graph.capture_begin(place.pool, capture_error_mode="thread_local")  # other threads may go on
-        try:
-            launches()
-        finally:
-            graph.capture_end()
-    return graph.replay
+    def __call__(self, launches: Launches, stream: torch.cuda.Stream) -> Launches:
+        """Record launches for a stream, and return what replays them on the current one."""
+        place = self._place(stream)
+        # made now, for this thread: while it records, nothing may ask the GPU for memory
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(place.stream):
+            graph.capture_begin(place.pool, capture_error_mode="thread_local")  # other threads may go on
+            try:
+                launches()
+            finally:
+                graph.capture_end()
+        place.graphs.add(graph)
+        return graph.replay
+
+    def _place(self, stream: torch.cuda.Stream) -> _Place:
+        key = stream.device, stream.cuda_stream
+        place = self._places.get(key)
+        if place is None or not place.graphs:
+            aside = torch.cuda.Stream(stream.device)  # type: ignore[no-untyped-call]
+            place = self._places[key] = _Place(aside, torch.cuda.graph_pool_handle(), weakref.WeakSet())
+        return place
 
 
 def _settings() -> tuple[Hashable, ...]:
@@ -182,4 +193,4 @@ def _settings() -> tuple[Hashable, ...]:
     )
 
 
-_recordings = Recordings(_graph)
+_recordings = Recordings(Graphs())
