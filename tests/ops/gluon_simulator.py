@@ -5,7 +5,8 @@ fly until they are drawn too; products read their factors when they are waited f
 deadlocks and loops without end, reading a slot that is not full or twice, writing to one that is still read or that not
 all groups have read, results overwritten on their way out, missing fences between what threads and the copy engine do,
 arrivals beyond the count of a barrier, accesses out of bounds, places of global memory that two programs write, and
-whatever changes the numbers. Not seen: layouts, registers, and what the compiler makes of it.
+whatever changes the numbers. Numbers that threads put into shared memory for others are checked like those that are
+copied there. Not seen: layouts, registers, and what the compiler makes of it.
 """
 
 import builtins
@@ -43,7 +44,7 @@ class Partition:
 
     def __init__(self, machine, name, function, given):
         self.machine, self.name, self.condition = machine, name, None
-        self.products, self.stores, self.touched, self.done = [], [], set(), False
+        self.products, self.stores, self.touched, self.written, self.done = [], [], set(), set(), False
         self.baton = threading.Semaphore(0)
         self.thread = threading.Thread(target=self._run, args=(function, given), daemon=True)
 
@@ -78,7 +79,7 @@ class Machine:
         self.draw = random.Random(f"{seed} {program}")
         self.haste = self.draw.choice((0.0, 0.3))  # with none, copies land only when nothing else can happen
         self.favour = self.draw.choice((0.0, 0.9))  # how often the first that can run does, and so gets far ahead
-        self.partitions, self.flying, self.touched, self.steps = [], [], set(), 0
+        self.partitions, self.flying, self.touched, self.written, self.steps = [], [], set(), set(), 0
         self.has_ring, self.finished = False, threading.Event()
 
     def step(self):
@@ -144,15 +145,24 @@ class Machine:
         """Say whether threads have used a slot since their last fence."""
         return any(slot in partition.touched for partition in self.partitions)
 
+    def is_written(self, slot):
+        """Say whether threads have written to a slot since their last fence."""
+        return any(slot in partition.written for partition in self.partitions)
+
 
 # Shared memory and its barriers.
 
 
 class Slot:
-    """A part of shared memory that is copied at once; of a ring if each group reads each slice once."""
+    """A part of shared memory that is copied at once; of a ring if each group reads each slice once.
+
+    Two groups read what has the type of products, and only who has stored them reads other numbers.
+    """
 
     def __init__(self, shape, dtype, of_ring):
-        self.data, self.of_ring = torch.full(shape, float("nan"), dtype=dtype), of_ring
+        unknown = float("nan") if dtype.is_floating_point else -7
+        self.data, self.of_ring = torch.full(shape, unknown, dtype=dtype), of_ring
+        self.groups = GROUPS if dtype.itemsize == 2 else 1
         self.state, self.readers, self.version, self.products, self.stores = "empty", set(), 0, 0, 0
 
     def fly(self):
@@ -161,20 +171,36 @@ class Slot:
             raise RuleError("a copy to a slot that another is flying to")
         if self.products:
             raise RuleError("a copy to a slot that a product still reads")
-        if self.state == "full" and len(self.readers) < GROUPS:
+        if self.is_awaited():
             raise RuleError("a copy to a slot that is not empty")
         if here().machine.is_touched(self):
             raise RuleError("a copy to a slot that was read without a fence")
         self.state, self.readers, self.version = "flying", set(), self.version + 1
         self.data.fill_(float("nan"))
 
-    def read(self):
-        """Note who reads it."""
+    def is_awaited(self):
+        """Say whether somebody has not read what is there."""
+        return self.state == "full" and len({reader for reader, _ in self.readers}) < self.groups
+
+    def read(self, part):
+        """Note who reads a part of it."""
         if self.state != "full":
             raise RuleError(f"reading a slot that is {self.state}")
-        if self.of_ring and here() in self.readers:
+        if self.of_ring and (here(), part) in self.readers:
             raise RuleError("reading a slot twice")
-        self.readers.add(here())
+        self.readers.add((here(), part))
+
+    def fill(self):
+        """Become what threads have written to."""
+        if self.stores:
+            raise RuleError("overwriting results on their way out")
+        if self.products:
+            raise RuleError("writing to a slot that a product still reads")
+        if self.is_awaited():
+            raise RuleError("writing to a slot that is not empty")
+        self.state, self.readers, self.version = "full", set(), self.version + 1
+        here().touched.add(self)
+        here().written.add(self)
 
 
 class View:
@@ -186,12 +212,16 @@ class View:
     def permute(self, order):
         return View(self.slot, self.data.permute(order))
 
-    def slice(self, start, length):
-        return View(self.slot, self.data[start : start + length])
+    def slice(self, start, length, dim=0):
+        return View(self.slot, self.data.narrow(dim, start, length))
+
+    def read(self):
+        """Note who reads it."""
+        self.slot.read(self.data.storage_offset())
 
     def load(self, layout):
         """Return its numbers in registers."""
-        self.slot.read()
+        self.read()
         here().touched.add(self.slot)
         found = self.data.clone()
         here().step()
@@ -199,11 +229,9 @@ class View:
 
     def store(self, numbers):
         """Write numbers that are in registers."""
-        if self.slot.stores:
-            raise RuleError("overwriting results on their way out")
         assert (numbers.dtype, numbers.shape) == (self.data.dtype, self.data.shape)
+        self.slot.fill()
         self.data.copy_(numbers)
-        here().touched.add(self.slot)
         here().step()
 
 
@@ -241,7 +269,7 @@ class Places:
     """An array in shared memory, of slots or barriers. The first that is not of barriers is the ring."""
 
     def __init__(self, dtype, shape, layout):
-        self.shape = shape
+        self.shape, self.dtype = shape, dtype
         if dtype == torch.int64:
             self.all = [Barrier() for _ in range(shape[0])]
             return
@@ -258,6 +286,7 @@ class Places:
 def fence():
     """Let the copy engine see what threads have done so far."""
     here().touched.clear()
+    here().written.clear()
     here().step()
 
 
@@ -268,8 +297,9 @@ class Pointer:
     """A place of a tensor, or many; remembers what a launch has written."""
 
     def __init__(self, base, at=0, written=None):
-        self.base, self.at = base.view(-1), at
-        self.written = torch.zeros(base.numel(), dtype=torch.bool) if written is None else written
+        self.base, self.at = _flat(base), at
+        self.dtype = types.SimpleNamespace(element_ty=base.dtype)
+        self.written = torch.zeros(self.base.numel(), dtype=torch.bool) if written is None else written
 
     def __add__(self, other):
         return Pointer(self.base, self.at + other, self.written)
@@ -282,6 +312,12 @@ class Pointer:
         if self.written[chosen].any():
             raise RuleError("reading or writing a place in global memory that was written before")
         return chosen
+
+
+def _flat(base):
+    """Return a tensor from its first number to its last, with what lies between its rows."""
+    last = sum((size - 1) * stride for size, stride in zip(base.shape, base.stride(), strict=True))
+    return base.as_strided((last + 1,), (1,))
 
 
 def load(pointer, mask, other):
@@ -344,7 +380,7 @@ def copy_out(target, at, view):
     if here().machine.is_touched(view.slot):
         raise RuleError("results on their way out without a fence")
     region = target.region(at)
-    view.slot.stores += 1
+    view.slot.stores, view.slot.state = view.slot.stores + 1, "empty"
 
     def land():
         region.copy_(view.data[: region.shape[0], : region.shape[1]])
@@ -367,14 +403,17 @@ class Sums:
         self.numbers = numbers
 
 
-def warpgroup_mma(a, b, acc, use_acc, is_async):
+def warpgroup_mma(a, b, acc, use_acc=True, *, is_async):
     """Start to add a product to accumulators."""
     assert is_async
     sums = acc if isinstance(acc, Sums) else Sums(acc)
-    slots = [factor.slot for factor in (a, b) if isinstance(factor, View)]
-    for slot in slots:
-        slot.read()
-        slot.products += 1
+    views = [factor for factor in (a, b) if isinstance(factor, View)]
+    slots = [view.slot for view in views]
+    for view in views:
+        if here().machine.is_written(view.slot):
+            raise RuleError("a product of numbers that were stored without a fence")
+        view.read()
+        view.slot.products += 1
     versions = [slot.version for slot in slots]
 
     def execute():
@@ -436,7 +475,8 @@ def _stand_ins(seed):
     layout = mock.Mock()  # takes anything
     language = types.SimpleNamespace(
         constexpr=lambda value: value, int32=torch.int32, int64=torch.int64, float32=torch.float32,
-        SliceLayout=layout, DotOperandLayout=layout, NVMMADistributedLayout=layout,
+        SliceLayout=layout, DotOperandLayout=layout, BlockedLayout=layout, SwizzledSharedLayout=layout,
+        NVMMADistributedLayout=layout, NVMMASharedLayout=layout,
         arange=lambda start, stop, layout: torch.arange(start, stop, dtype=torch.int32),
         zeros=lambda shape, dtype, layout: torch.zeros([int(size) for size in shape], dtype=dtype),
         program_id=lambda axis: torch.tensor(here().machine.program, dtype=torch.int32), static_range=range,

@@ -1,4 +1,4 @@
-"""How the products of `kernels/hopper.py` are launched: only on a Hopper GPU, with samples that fit on a processor."""
+"""How `kernels/hopper.py` and `kernels/hopper_tail.py` are launched: on a Hopper GPU, where rows fit on a processor."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from maxsep.ops.kernels import hopper
+from maxsep.ops.kernels import hopper, hopper_tail
+from maxsep.ops.launching import launcher
 
 ROWS, HALF, COLS, SLICE = (number.value for number in (hopper.ROWS, hopper.HALF, hopper.COLS, hopper.SLICE))
+CLASSES = hopper_tail.CLASSES.value
 MOST_WIDTH = 512
 """Features of which 64 samples fit into the registers of a group."""
 HELD, HELD_BESIDE = 8, 4
@@ -23,7 +25,14 @@ SPARE = 1 << 10
 MOST_STAGES = 14
 LINES = 2
 """Sums over samples that the gradient makes of each block of samples: one for each group."""
+TAIL_ROWS, TAIL_BUFFERS = 32, 4
+"""Samples that `weight_gradients` takes at once, and blocks of their gradients that are in shared memory."""
+TAIL_HELD = 6
+"""Slices of W' in the registers of the group that makes logits: as many as fit with all options."""
+TAIL_STAGES = 12
+"""Blocks of samples that are on their way or in use, at most; where rows are long, memory has fewer."""
 accumulate_product, gradient_product = hopper.accumulate_product, hopper.gradient_product
+weight_gradients_kernel = hopper_tail.weight_gradients
 
 
 def suits(x: Tensor, *, forward: bool, per_class: bool) -> bool:
@@ -37,6 +46,11 @@ def suits(x: Tensor, *, forward: bool, per_class: bool) -> bool:
     if forward and per_class:
         return width in (SLICE, MOST_WIDTH)
     return width % SLICE == 0 and 0 < width <= MOST_WIDTH and not (forward and width == 2 * SLICE)
+
+
+def suits_tail(x: Tensor) -> bool:
+    """Say whether `weight_gradients` takes such samples: each half of their features is a factor of products."""
+    return x.shape[1] in (2 * SLICE, 4 * SLICE, 8 * SLICE)
 
 
 def described(matrix: Tensor, block: list[int]) -> TensorDescriptor:
@@ -77,3 +91,39 @@ def options(width: int, *, forward: bool, per_class: bool, columns: bool) -> dic
     stages = min(MOST_STAGES, room // (COLS * SLICE * 2))
     turn = max(turn for turn in range(1, slices + 1) if slices % turn == 0 and turn <= stages)
     return {"WIDTH": width, "STAGES": stages, "HELD": held, "TURN": turn, "num_warps": 4}
+
+
+def tail_options(width: int) -> dict[str, Any]:
+    """Return what `weight_gradients` is compiled for.
+
+    >>> tail_options(512)
+    {'WIDTH': 512, 'ROWS': 32, 'STAGES': 6, 'BUFFERS': 4, 'HELD': 6, 'num_warps': 4}
+    """
+    rows, buffers, held = TAIL_ROWS, TAIL_BUFFERS, min(width // SLICE, TAIL_HELD)
+    room = SHARED_MEMORY - 2 * SPARE - 2 * CLASSES * (buffers * rows + width - held * SLICE)
+    stages = min(TAIL_STAGES, room // (2 * rows * width))
+    return {"WIDTH": width, "ROWS": rows, "STAGES": stages, "BUFFERS": buffers, "HELD": held, "num_warps": 4}
+
+
+def weight_gradients(
+    x: Tensor,
+    folded: Tensor,
+    out: Tensor,
+    target: Tensor,
+    factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    scale: float,
+    offset: Tensor | None,
+    weight: Tensor | None,
+    start: int,
+    columns: Tensor | None,
+) -> None:
+    """Do what `triton_form.weight_gradients` does."""
+    (batch, width), (_, _, _, v, shift) = x.shape, factors
+    options = {"OFFSET": offset is not None, "WEIGHT": weight is not None, "SMOOTH": v is not None}
+    options |= {"SHIFT": shift is not None, "COLUMNS": columns is not None, **tail_options(width)}
+    launcher(weight_gradients_kernel, x.device, options)(
+        (-(-len(folded) // CLASSES),),
+        (described(x, [options["ROWS"], width // 2]),),
+        (folded, out, offset, weight, target, *factors, columns),
+        (scale, folded.stride(0), start, len(folded), batch),
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maxsep.ops.fused.chunks import GRAIN
 from maxsep.ops.fused.householder import LastClass
-from maxsep.ops.fused.joined import accumulating, differentiating, joins, parts, processors
+from maxsep.ops.fused.joined import accumulating, differentiating, form_of_tail, joins, parts, processors
 from maxsep.ops.fused.state import RowState
 from maxsep.ops.fused.tile_form import described
 from maxsep.ops.kernels import chunks, samples
@@ -190,6 +190,10 @@ def weight_gradients(
     columns: Tensor | None,
 ) -> None:
     """Write the gradient at `folded` to `out`, which may lie there, and sums of that at the logits into `columns`."""
+    hopper = form_of_tail(x)
+    if hopper is not None:
+        hopper.weight_gradients(x, folded, out, target, factors, scale, offset, weight, start, columns)
+        return
     (batch, width), tile, (_, _, _, v, shift) = x.shape, TAIL_TILE, factors
     spread = max(16, triton.next_power_of_2(width))
     options = dict(
