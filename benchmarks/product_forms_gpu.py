@@ -2,6 +2,7 @@
 
 A product is called ten times in one CUDA graph. Rates count the multiplications and additions of the product alone, and
 not what is behind it; `torch.mm` writes its result and is done. Numbers are compared with float64 in tests/cuda.
+Likewise both forms of what makes the gradient of the last classes' rows, which are two products.
 
     python benchmarks/product_forms_gpu.py
 """
@@ -9,7 +10,7 @@ not what is behind it; `torch.mm` writes its result and is done. Numbers are com
 from __future__ import annotations
 
 import argparse
-import functools
+import math
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from fused_gpu import captured, timed
 from record import Record, say
 
-from maxsep.ops.fused import joined, tile_form
+from maxsep.ops.fused import joined, tile_form, triton_form
 from maxsep.ops.fused.state import RowState
 
 CALLS, REPEATS = 10, 15
@@ -25,6 +26,7 @@ SHAPES = (
     (4096, 512, 14_336), (4096, 512, 3_072), (4096, 256, 14_336), (4096, 128, 14_336), (4096, 64, 14_336),
     (1024, 512, 14_336), (1024, 128, 100_352), (256, 512, 32_768), (64, 256, 100_352),
 )  # fmt: skip
+TAILS = ((4096, 512, 8_448), (4096, 256, 8_448), (4096, 128, 8_448), (1024, 512, 8_448))
 
 
 def steps(batch, width, classes, form):
@@ -49,10 +51,28 @@ def steps(batch, width, classes, form):
     }
 
 
-def rates(batch, width, classes, form):
-    """Return time and rate of every step."""
-    found = {}
-    for name, step in steps(batch, width, classes, form).items():
+def tail_steps(batch, width, classes, form):
+    """Return what is timed of the gradient of the last rows, by name; no form is that of other GPUs."""
+    x, w = (torch.randn(rows, width, device="cuda").bfloat16() / 10 for rows in (batch, classes))
+    target, out = torch.randint(classes, (batch,), device="cuda"), torch.empty_like(w)
+    ones, offset, columns = (torch.ones(size, device="cuda") for size in (batch, classes, classes))
+    triton_form.form_of_tail = lambda x: form
+
+    def step(shift, *parts):
+        factors = (9 * ones, ones, ones, None, shift)
+        return lambda: triton_form.weight_gradients(x, w, out, target, factors, 1.0, *parts)
+
+    return {
+        "rows": step(None, None, None, 0, None),
+        "rows, shift": step(ones, None, None, 0, None),
+        "rows, offset and its own": step(None, offset, None, 0, columns),
+    }
+
+
+def rates(named, products, *shape):
+    """Return time and rate of every step, which is one product or two."""
+    found, work = {}, 2e-9 * products * math.prod(shape)
+    for name, step in named.items():
 
         def calls(step=step):
             for _ in range(CALLS):
@@ -60,7 +80,7 @@ def rates(batch, width, classes, form):
 
         taken = timed(captured(calls).replay, REPEATS)
         times = {key: taken[key] / CALLS for key in ("ms", "least", "most")}
-        found[name] = {**times, "repeats": REPEATS, "tflops": 2e-9 * batch * width * classes / times["ms"]}
+        found[name] = {**times, "repeats": REPEATS, "tflops": work / times["ms"]}
     say("  ".join(f"{name} {row['tflops']:.0f}" for name, row in found.items()))
     return found
 
@@ -77,7 +97,12 @@ def main():
         part = "{} samples, {} features, {} classes".format(*shape)
         say(part)
         for name, form in (("torch.mm", None), ("tiles", tile_form), ("hopper", hopper)):
-            record.run(part, name, functools.partial(rates, *shape, form))
+            record.run(part, name, lambda shape=shape, form=form: rates(steps(*shape, form), 1, *shape))
+    for shape in TAILS:
+        part = "{} samples, {} features, {} last classes".format(*shape)
+        say(part)
+        for name, form in (("tiles", None), ("hopper", hopper)):
+            record.run(part, name, lambda shape=shape, form=form: rates(tail_steps(*shape, form), 2, *shape))
     return record.end()
 
 

@@ -7,7 +7,7 @@ import torch
 
 joined = pytest.importorskip("maxsep.ops.fused.joined", reason="no Triton for this platform")
 from maxsep.ops import launching  # noqa: E402
-from maxsep.ops.fused import tile_form  # noqa: E402
+from maxsep.ops.fused import tile_form, triton_form  # noqa: E402
 from maxsep.ops.fused.state import RowState  # noqa: E402
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -138,3 +138,65 @@ def test_the_second_launch_does_not_ask_triton(form, monkeypatch):
     monkeypatch.setattr(type(form.accumulate_product), "run", None)
     launch(w, None, None, 0)
     assert off(state.merged()[0], (x.double() @ w.double().T).logsumexp(1)) < 1e-5
+
+
+@pytest.fixture(params=["tiles", "hopper"])
+def tail_form(request, monkeypatch):
+    """Both forms of the gradient of the last classes' rows, as above."""
+    if not has_copy_engine():
+        pytest.skip("no copy engine")
+    chosen = None if request.param == "tiles" else joined._hopper_form(torch.device("cuda", 0))
+    if chosen is None and request.param == "hopper":
+        pytest.skip("no Hopper GPU, or a Triton that was not tried with it")
+    monkeypatch.setattr(triton_form, "form_of_tail", lambda x: chosen)
+    return chosen
+
+
+def rows_differentiated(batch, size, width, dtype, options, start, wide):
+    """Errors of the gradient in the place of the rows, in units of what rounding may do, and of sums over samples."""
+    with_offset, with_weight, smooth, shifts, with_columns = options
+    x, w, offset, weight, target = problem(batch, size, width, dtype)
+    target = target + start // 2  # some are of other classes
+    target[::7] = -100
+    z = SCALE * (x.double() @ w.double().T) + (offset if with_offset else 0)
+    parts = [torch.randn(batch, device="cuda") for _ in range(4)]
+    factors = (z.logsumexp(1).float(), parts[0], parts[1], parts[2] if smooth else None, parts[3] if shifts else None)
+    room = torch.full((size + 100, width), 7.0, dtype=torch.float32 if wide else dtype, device="cuda")
+    gradient = room[30 : 30 + size]
+    rows = gradient.view(dtype)[:, :width]  # in the first half of every row where that is wider
+    rows.copy_(w)
+    columns = torch.full((size,), torch.nan, device="cuda") if with_columns else None
+    of_classes = offset if with_offset else None, weight if with_weight else None
+    triton_form.weight_gradients(x, rows, gradient, target, factors, SCALE, *of_classes, start, columns)
+    lse, a, u, v, moved = (None if factor is None else factor.double()[:, None] for factor in factors)
+    g = a * (z - lse).exp() - u * (torch.arange(size, device="cuda") + start == target[:, None])
+    if smooth:
+        g -= v * weight if with_weight else v
+    shifted = SCALE * (g + moved if shifts else g)
+    assert bool((room[:30] == 7).all() and (room[30 + size :] == 7).all())
+    eps = torch.finfo(dtype).eps
+    exact, most = shifted.T @ x.double(), eps * (shifted.abs().T @ x.double().abs()) + 1e-4
+    errors = [float(((gradient - exact).abs() / (most + eps * exact.abs())).max())]
+    if with_columns:
+        errors.append(float(((columns - SCALE * g.sum(0)).abs() / (1e-5 * (1 + g.abs().sum(0)))).max()))
+    return errors
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_gradient_of_the_last_rows(tail_form, width, wide):
+    torch.manual_seed(0)
+    for number, options in enumerate(options_of(5, 64 if width == 128 else width)):
+        dtype = torch.float16 if number == 1 else torch.bfloat16
+        for batch, size in ((1, 1), (100, 130), (4096, 8448), (1000, 8500)):
+            errors = rows_differentiated(batch, size, width, dtype, options, number % 2 * 40, wide)
+            assert max(errors) < 1, (batch, size, options, errors)
+
+
+def test_the_gradient_of_the_last_rows_is_the_same_every_time(tail_form):
+    x, w, _, _, target = problem(4096, 8448, 512, torch.bfloat16)
+    ones = torch.ones(4096, device="cuda")
+    found = [torch.empty_like(w) for _ in range(20)]
+    for out in found:
+        triton_form.weight_gradients(x, w, out, target, (9 * ones, ones, ones, None, None), 1.0, None, None, 0, None)
+    assert all(torch.equal(out, found[0]) for out in found)

@@ -188,6 +188,9 @@ def streams():
         (torch.float16, 2, 1, 1, "", True),
         (torch.bfloat16, 20_000, 512, 512, "", False),  # enough classes for a program to fold a block
         (torch.bfloat16, 36_000, 520, 512, ", householder", True),  # enough for a tail
+        (torch.bfloat16, 36_000, 520, 512, "", False),
+        (torch.float16, 36_000, 520, 256, ", plain", False),
+        (torch.bfloat16, 36_008, 200, 128, "", True),
         (torch.bfloat16, 20_001, 512, 512, ", householder, smoothed", False),  # all that is not of classes
     ):
         yield f"stream, {num_classes} classes, {dtype}{kind}", stream(dtype, num_classes, batch, width, kind, full)
@@ -203,12 +206,15 @@ def tiles():
     ):
         both = stream(torch.bfloat16, num_classes, 256, 192, kind, full)
         yield f"tiles, {num_classes} classes, torch.bfloat16{kind}", lambda both=both: in_tiles(both)
+    tail = stream(torch.bfloat16, 36_000, 520, 512, ", householder", True)
+    yield "tiles, a tail", lambda: in_tiles(tail)
     # these rows are too long for Hopper's own
     yield "tiles, 576 features", stream(torch.bfloat16, 5_000, 640, 576, ", householder", True)
 
 
 def in_tiles(call):
-    with mock.patch.object(joined, "form_of", return_value=tile_form):
+    no_tail = mock.patch.object(triton_form, "form_of_tail", return_value=None)
+    with mock.patch.object(joined, "form_of", return_value=tile_form), no_tail:
         call()
 
 

@@ -77,6 +77,7 @@ def test_a_layer_is_padded_by_one_launch_in_wide_words(found, shape):
 STREAMED = [(5000, ""), (5000, ", plain"), (5000, ", householder"), (5001, ", householder")]
 PRODUCTS = {"accumulate_product", "gradient_product"}
 OF_HOPPER, OF_OTHERS = "maxsep.ops.kernels.hopper", "maxsep.ops.kernels.products"
+TAIL_OF_HOPPER, TAIL_OF_OTHERS = "maxsep.ops.kernels.hopper_tail", "maxsep.ops.kernels.weight_gradients"
 
 
 @pytest.mark.parametrize(("form", "module"), [("stream", OF_HOPPER), ("tiles", OF_OTHERS)])
@@ -107,8 +108,8 @@ def test_running_sums_load_ahead_in_wide_words(found):
 
 
 def test_the_gradient_of_the_last_classes_is_made_by_the_matrix_units_with_samples_on_their_way(found):
-    *_, launch = found["stream, 36000 classes, torch.bfloat16, householder"]
-    assert launch["kernel"] == "weight_gradients"
+    *_, launch = found["tiles, a tail"]
+    assert launch["module"] == TAIL_OF_OTHERS
     assert launch["wgmma"]
     assert launch["copies ahead"]
 
@@ -118,6 +119,21 @@ def test_losses_become_one_number_by_one_launch_each_way(found, which):
     launches = found[f"reduction, {which}"]
     assert [launch["kernel"] for launch in launches] == ["reduce_rows", "spread_rows"]
     assert not any(launch["stack"] for launch in launches)
+
+
+def test_the_gradient_of_the_last_classes_of_hopper_shares_registers_and_has_enough(found):
+    launches = [launch for launches in found.values() for launch in launches if launch["module"] == TAIL_OF_HOPPER]
+    assert len(launches) == 4
+    assert {launch["kernel"] for launch in launches} == {"weight_gradients"}
+    assert {len(launch["options"]) for launch in launches} >= {0, 5}  # none of them, and all
+    for launch in launches:
+        assert launch["wgmma"]
+        assert launch["shares registers"]
+        assert launch["products ahead"]
+        assert launch["copies ahead"]
+        assert launch["stack"] == 0
+        assert launch["shared"] <= 227 * 1024
+        assert "ld.global.b16" not in launch["moved"]  # rows of W' in pairs
 
 
 def test_rows_that_are_too_long_for_the_products_of_hopper_take_the_others(found):

@@ -87,6 +87,31 @@ def test_shared_memory_is_enough(width, forward, per_class, columns):
     assert stages == 14 or taken + 128 * 64 * half > 227 * 1024 - 1024  # and not much of it idle
 
 
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_the_gradient_of_the_last_classes_fits(width):
+    options = hopper_form.tail_options(width)
+    rows, stages, buffers, held = (options[name] for name in ("ROWS", "STAGES", "BUFFERS", "HELD"))
+    assert hopper_form.suits_tail(torch.empty(3, width))
+    assert stages >= 3  # else the groups would wait for each other
+    assert buffers >= 2
+    assert held == min(width // 64, 6)
+    ring, gradients, kept = 2 * stages * rows * width, 2 * buffers * rows * 64, 2 * 64 * (width - 64 * held)
+    barriers, numbers = 8 * 2 * (2 * stages + buffers), 4 * 6 * rows
+    taken = ring + gradients + kept + barriers + numbers
+    assert taken <= 227 * 1024
+    assert stages == 12 or taken + 2 * rows * width > 227 * 1024
+
+
+def test_rows_of_which_a_half_is_no_factor_of_products_are_not_taken_for_the_last_classes():
+    others = {*range(8, 1025, 8)} - {128, 256, 512}
+    assert not any(hopper_form.suits_tail(torch.empty(3, width)) for width in others)
+
+
+def test_both_forms_take_the_same_classes_at_once():
+    triton_form = pytest.importorskip("maxsep.ops.fused.triton_form")
+    assert triton_form.TAIL_TILE["CLASSES"] == hopper_form.CLASSES
+
+
 def test_blocks_are_those_that_the_kernels_take():
     for forward in (True, False):
         samples, classes, gradients = hopper_form.blocks(forward=forward)

@@ -65,6 +65,18 @@ def test_the_gpu_is_asked_once(monkeypatch):
     assert asked == [torch.device("cpu")]
 
 
+def test_the_last_rows_have_a_kernel_of_their_own_on_hopper(monkeypatch):
+    widths = range(64, 1025, 64)
+    assert [width for width in widths if joined.form_of_tail(samples(width)) is hopper_form] == [128, 256, 512]
+    monkeypatch.setattr(joined, "is_interpreting", lambda: True)
+    assert joined.form_of_tail(samples(512)) is None
+
+
+def test_the_last_rows_have_none_of_their_own_on_other_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
+    assert joined.form_of_tail(samples(512)) is None
+
+
 @pytest.mark.parametrize(("width", "batch", "parts"), [
     (512, 4096, 4), (520, 4096, 8), (512, 128, 132), (520, 128, 264), (512, 129, 66), (512, 1, 132), (512, 100_000, 1),
     (520, 100_000, 1),
