@@ -129,15 +129,18 @@ def test_the_promise_of_memory(num_classes, bias, basis):
     head = head_for(basis, 512, num_classes, bias=bias, dtype=torch.bfloat16)
     x = torch.randn(4096, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     target = torch.randint(num_classes, (4096,), device="cuda")
-    for _ in range(2):  # libraries take their workspace in the first step
+    peaks = []
+    for _ in range(4):
         head.zero_grad()
         x.grad = None
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         fused_cross_entropy(head, x, target).backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
     needed = 2 * head.weight.nbytes + x.nbytes
-    taken = torch.cuda.max_memory_allocated() - before + head.weight.nbytes + x.nbytes
+    # libraries take their workspace in the first step, and recordings theirs; they are made in the second or later
+    taken = max(peaks[1:]) + head.weight.nbytes + x.nbytes
     form = joined.form_of(x, forward=False)
     lines = form.LINES * -(-len(x) // form.blocks(forward=False)[0][0][0])
     chunk = most_bytes(x.device) // (len(x) * x.element_size())

@@ -15,8 +15,11 @@ class Recorder:
     """Stands for a GPU: tells recordings from launches."""
 
     def __init__(self, problem=None):
-        self.problem, self.log = problem, []
-        self.recordings = Recordings(self.record)
+        self.problem, self.log, self.prepared = problem, [], []
+        self.recordings = Recordings(self)
+
+    def prepare(self, stream):
+        self.prepared.append(stream)
 
     def record(self, launches, stream):
         if self.problem:
@@ -85,19 +88,49 @@ def test_an_error_of_another_kind_is_not_hidden():
     assert recorder.run("a") == [("recorded", "stream"), ("replayed", "a")]  # and the lock is free
 
 
-def test_threads_share_recordings():
-    made, lock, count = [], threading.Lock(), 0
+class Keeping:
+    """Replays by launching, and counts what it made."""
 
-    def record(launches, stream):
-        made.append(stream)
+    count = 0
+
+    def prepare(self, stream):
+        pass
+
+    def record(self, launches, stream):
+        self.count += 1
         return launches
+
+
+def test_memory_is_taken_at_the_first_run():
+    recorder = Recorder()
+    recorder.run("a", "one stream")
+    assert recorder.prepared == ["one stream"]
+    recorder.run("b", "another")
+    assert recorder.prepared == ["one stream", "another"]
+
+
+def test_where_there_is_no_memory_for_recordings_there_are_none():
+    class Full(Keeping):
+        def prepare(self, stream):
+            raise torch.OutOfMemoryError("32 MiB")
+
+    runs, recordings = [], Recordings(Full())
+    with pytest.warns(RuntimeWarning, match="32 MiB"):
+        recordings.run("key", lambda: runs.append(1), None)
+    recordings.run("key", lambda: runs.append(1), None)
+    assert len(runs) == 2
+
+
+def test_threads_share_recordings():
+    lock, count = threading.Lock(), 0
+    made = Keeping()
 
     def launches():
         nonlocal count
         with lock:
             count += 1
 
-    recordings = Recordings(record)
+    recordings = Recordings(made)
     threads = [
         threading.Thread(target=lambda: [recordings.run("key", launches, None) for _ in range(50)]) for _ in range(8)
     ]
@@ -106,7 +139,7 @@ def test_threads_share_recordings():
     for thread in threads:
         thread.join()
     assert count == 400
-    assert len(made) == 1
+    assert made.count == 1
 
 
 def test_tensors_of_a_cpu_are_launched_for_each_time(monkeypatch):
@@ -205,7 +238,11 @@ def test_inside_a_recording_of_the_caller_nothing_is_recorded(monkeypatch):
 
 
 def test_what_was_run_is_not_kept_alive():
-    recordings = Recordings(lambda launches, stream: lambda: None)
+    class Forgetting(Keeping):
+        def record(self, launches, stream):
+            return lambda: None
+
+    recordings = Recordings(Forgetting())
 
     class Launches:
         def __call__(self):

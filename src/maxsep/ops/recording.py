@@ -12,10 +12,9 @@ import functools
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +29,16 @@ REMEMBERED = 64
 """Runs that were made once, and would be recorded the next time."""
 
 Launches = Callable[[], None]
+
+
+class Maker(Protocol):
+    """Makes recordings."""
+
+    def prepare(self, stream: torch.cuda.Stream) -> None:
+        """Take what recordings for a stream will need."""
+
+    def record(self, launches: Launches, stream: torch.cuda.Stream) -> Launches:
+        """Return what replays launches on the current stream."""
 
 
 def repeated(launches: Launches, tensors: Sequence[Tensor | None], *numbers: Hashable) -> None:
@@ -78,18 +87,26 @@ class Recordings:
     """Recordings by their keys: made at the second run, a few at a time.
 
     Args:
-        record: Makes what replays launches, for a stream.
+        maker: Makes what replays launches. Memory that it needs for that it takes at the first run, not as a surprise
+            at a later one.
 
-    >>> recordings = Recordings(lambda launches, stream: lambda: print("replayed"))
+    >>> class Maker:
+    ...     def prepare(self, stream):
+    ...         print("prepared for", stream)
+    ...
+    ...     def record(self, launches, stream):
+    ...         return lambda: print("replayed")
+    >>> recordings = Recordings(Maker())
     >>> for _ in range(3):
-    ...     recordings.run("key", lambda: print("launched"), None)
+    ...     recordings.run("key", lambda: print("launched"), "a stream")
+    prepared for a stream
     launched
     replayed
     replayed
     """
 
-    def __init__(self, record: Callable[[Launches, torch.cuda.Stream], Launches]) -> None:
-        self._record = record
+    def __init__(self, maker: Maker) -> None:
+        self._maker = maker
         self._made: dict[Hashable, _Recording] = {}
         self._seen: dict[Hashable, None] = {}
         self._turn = 0
@@ -101,7 +118,7 @@ class Recordings:
         with self._lock:
             self._turn += 1
             recording = self._made.get(key)
-            if recording is None and self._came_before(key) and self._may_record():
+            if recording is None and not self._fails:
                 recording = self._recorded(key, launches, stream)
             if recording is not None:
                 recording.turn = self._turn
@@ -109,23 +126,22 @@ class Recordings:
                 return
         launches()
 
-    def _came_before(self, key: Hashable) -> bool:
-        if key in self._seen:
-            return True
-        if len(self._seen) == REMEMBERED:
-            del self._seen[next(iter(self._seen))]
-        self._seen[key] = None
-        return False
-
-    def _may_record(self) -> bool:
-        return not self._fails and (len(self._made) < most() or self._turn - self._oldest().turn >= PATIENCE)
+    def _has_room(self) -> bool:
+        return len(self._made) < most() or self._turn - self._oldest().turn >= PATIENCE
 
     def _oldest(self) -> _Recording:
         return min(self._made.values(), key=lambda recording: recording.turn)
 
     def _recorded(self, key: Hashable, launches: Launches, stream: torch.cuda.Stream) -> _Recording | None:
+        """Return a recording of what came before; remember what did not."""
         try:
-            found = _Recording(key, self._record(launches, stream), self._turn)
+            if key not in self._seen:
+                self._maker.prepare(stream)
+                self._remember(key)
+                return None
+            if not self._has_room():
+                return None
+            replay = self._maker.record(launches, stream)
         except RuntimeError as problem:
             self._fails = True
             warnings.warn(
@@ -135,21 +151,26 @@ class Recordings:
                 stacklevel=2,
             )
             return None
-        if len(self._made) == most():  # only now: recordings share memory that goes with the last of them
+        if len(self._made) == most():
             del self._made[self._oldest().key]
-        self._made[key] = found
+        found = self._made[key] = _Recording(key, replay, self._turn)
         del self._seen[key]
         return found
 
+    def _remember(self, key: Hashable) -> None:
+        if len(self._seen) == REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = None
 
-@dataclass
+
+@dataclass(frozen=True)
 class _Place:
     """Where launches of a stream are recorded: what recordings allocate is shared, for they run one after the other."""
 
     stream: torch.cuda.Stream
     pool: Any
-    graphs: weakref.WeakSet[torch.cuda.CUDAGraph]
-    """That are there; with the last of them the pool is gone."""
+    first: torch.cuda.CUDAGraph
+    """With its last graph a pool would be gone: this one stays."""
 
 
 class Graphs:
@@ -158,28 +179,36 @@ class Graphs:
     def __init__(self) -> None:
         self._places: dict[tuple[torch.device, int], _Place] = {}
 
-    def __call__(self, launches: Launches, stream: torch.cuda.Stream) -> Launches:
-        """Record launches for a stream, and return what replays them on the current one."""
-        place = self._place(stream)
-        # made now, for this thread: while it records, nothing may ask the GPU for memory
-        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(place.stream):
-            graph.capture_begin(place.pool, capture_error_mode="thread_local")  # other threads may go on
-            try:
-                launches()
-            finally:
-                graph.capture_end()
-        place.graphs.add(graph)
-        return graph.replay
-
-    def _place(self, stream: torch.cuda.Stream) -> _Place:
+    def prepare(self, stream: torch.cuda.Stream) -> None:
+        """Take the memory that recordings for a stream will keep: the workspace of cuBLAS for where they are made."""
         key = stream.device, stream.cuda_stream
-        place = self._places.get(key)
-        if place is None or not place.graphs:
-            aside = torch.cuda.Stream(stream.device)  # type: ignore[no-untyped-call]
-            place = self._places[key] = _Place(aside, torch.cuda.graph_pool_handle(), weakref.WeakSet())
-        return place
+        if key in self._places:
+            return
+        aside = torch.cuda.Stream(stream.device)  # type: ignore[no-untyped-call]
+        pool = torch.cuda.graph_pool_handle()
+        a = torch.zeros(16, 16, dtype=torch.bfloat16, device=stream.device)
+        b = a @ a  # loads what may not be loaded while it is recorded
+        first = _recorded(lambda: torch.mm(a, a, out=b), aside, pool)
+        self._places[key] = _Place(aside, pool, first)
+
+    def record(self, launches: Launches, stream: torch.cuda.Stream) -> Launches:
+        """Record launches for a stream, and return what replays them on the current one."""
+        self.prepare(stream)
+        place = self._places[stream.device, stream.cuda_stream]
+        return _recorded(launches, place.stream, place.pool).replay
+
+
+def _recorded(launches: Callable[[], Any], stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
+    # made now, for this thread: while it records, nothing may ask the GPU for memory
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may go on
+        try:
+            launches()
+        finally:
+            graph.capture_end()
+    return graph
 
 
 def _settings() -> tuple[Hashable, ...]:
