@@ -347,20 +347,29 @@ def test_what_the_page_says_of_100_000_classes_is_in_the_record():
     names = (other, "plain, fused", ours, ours + large, other + large)
     over = {name: f"{graph[name] / graph['torch.compile']:.2f}" for name in names}
     text = " ".join((ROOT / "docs" / "speed.md").read_text().split())
-    kept = f"the Householder basis takes {over[other]} times as long as `torch.compile`, a plain layer streamed in"
-    assert f"{kept} the same chunks {over['plain, fused']} and the paper's basis {over[ours]}." in text
+    eager = {name: f"{found[name]['ms'] / found['torch.compile']['ms']:.2f}" for name in names}
+    kept = f"In the Householder basis that is {eager[other]} times as long as `torch.compile` takes, for a plain layer"
+    kept += (
+        f" streamed in the same chunks {eager['plain, fused']} and in the paper's basis {eager[ours]}; with the whole"
+    )
+    assert (
+        f"{kept} step in a graph of the caller's it is {over[other]}, {over['plain, fused']} and {over[ours]}" in text
+    )
     memory = found[ours + large]["peak_bytes"] / found[ours]["peak_bytes"]
-    eager = [f"{found[name + large]['ms'] / found['torch.compile']['ms']:.2f}" for name in (ours, other)]
-    told = f"`chunk_size=16384` and {memory:.2f} times the memory a step takes {eager[0]} times as long as that"
-    told += f" of `torch.compile` from Python in the paper's basis and {eager[1]} in the other, and"
+    told = (
+        f"`chunk_size=16384` and {memory:.2f} times the memory a step takes {eager[ours + large]} times as long as that"
+    )
+    told += f" of `torch.compile` from Python in the paper's basis and {eager[other + large]} in the other, and"
     assert f"{told} {over[ours + large]} and {over[other + large]} in a graph" in text
     beside = {name: f"{case['ms']:.1f}" for name, case in found.items()}
-    assert f"At 100,000 it takes {beside['cut-cross-entropy, small gradients left out']} ms" in text
-    assert f"and ours in the Householder basis {beside[other]} from Python" in text
+    told = f"At 100,000 it takes {beside['cut-cross-entropy, small gradients left out']} ms, and ours {beside[ours]}"
+    assert f"{told} (in the Householder basis {beside[other]})" in text
     folded = [beside[f"maxsep, {name} on the folded weight"] for name in ("cut-cross-entropy", "Liger-Kernel")]
-    assert f"more time than a graph of ours ({folded[0]} and {folded[1]} ms against {graph[ours]:.1f})" in text
-    spread = [f"{found[ours][end]:.1f}" for end in ("least", "most")]
-    assert f"ours lie between {spread[0]} and {spread[1]} ms" in text
+    assert f"more time ({folded[0]} and {folded[1]} ms against {beside[ours]})" in text
+    spread = " to ".join(f"{found[ours][end]:.1f}" for end in ("least", "most"))
+    assert f"a step takes {beside[ours]} ms from Python ({spread}, on a shared host)" in text
+    workspaces = {found[name]["kept_bytes"] / (32 << 20) for name in (ours, other, "torch eager", "torch.compile")}
+    assert workspaces == {2}  # "two with torch eager and `torch.compile` ... and two here"
 
 
 def test_what_the_page_says_of_a_million_classes_and_more_is_in_the_record():
@@ -369,9 +378,8 @@ def test_what_the_page_says_of_a_million_classes_and_more_is_in_the_record():
     found = {size: record["results"][f"C={size}"] for size in (100_000, 1_000_000)}
     ours, other, rival = "maxsep, fused", "maxsep, Householder, fused", "cut-cross-entropy, small gradients left out"
     times = {name: case["ms"] for name, case in found[1_000_000].items()}
-    assert f"much less time: {times[rival]:.1f} ms at a million classes, as ours in the paper's basis" in text
-    assert 0.97 < times[ours] / times[rival] < 1.03
-    assert times[other] < times[rival]
+    assert f"much less time: {times[rival]:.1f} ms at a million classes, a little more than ours in the paper's" in text
+    assert 0.95 < times[ours] / times[rival] < 1
     graphs = {size: {name: rows[name]["in_a_cuda_graph"] for name in rows if "in_a_cuda_graph" in rows[name]}
               for size, rows in found.items()}  # fmt: skip
     ends = {name: (case["least"], case["ms"], case["most"]) for name, case in graphs[1_000_000].items()}
@@ -387,8 +395,6 @@ def test_what_the_page_says_of_a_million_classes_and_more_is_in_the_record():
     assert f"it costs {costs[0]} percent at 100,000 classes in a graph and {costs[1]} at a million" in text
     paper, faster = (record["results"]["step"][f"C=10000000{basis}"]["ms"] for basis in ("", ", Householder"))
     assert f"a whole step takes {100 * (1 - faster / paper):.0f} percent less time" in text
-    missed = [target["name"] for target in record["targets"] if not target["met"]]
-    assert all("C=100000" in name and "graphs" not in name for name in missed)
     peaks = {name: row["peak_bytes"] for name, row in record["results"]["C=1000000"].items()}
     assert round(peaks["torch.compile"] / peaks[ours]) == 5
 

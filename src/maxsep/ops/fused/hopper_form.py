@@ -39,7 +39,7 @@ def suits(x: Tensor, *, forward: bool, per_class: bool) -> bool:
     """Say whether samples have whole slices and fit, and whether this is faster than `tile_form`.
 
     On an H200 with 4,096 samples and 14,336 classes it is, but for the log-sum-exp of some widths: with 128 features it
-    has 315 TFLOP/s beside 327, and with numbers of classes and 128 or 256 features 211 beside 270 and 371 beside 434.
+    has 313 TFLOP/s beside 326, and with numbers of classes and 128 or 256 features 210 beside 268 and 368 beside 434.
     With a few hundred samples, or classes, either may be the faster by a tenth (results/product_forms_gpu.json).
     """
     width = x.shape[1]

@@ -8,10 +8,10 @@ if the ring has room for it: the exponentials of one hide behind the products of
 The first HELD slices of the samples' features stay in registers, and have come through the ring (`x`); the others stay
 in shared memory, in halves for the groups (`halves`). The more are held, the longer is the ring.
 
-On an H200, 4,096 samples of 512 features and 14,336 classes: 777 TFLOP/s with the log-sum-exp, 717 with the gradient,
-beside 631 and 567 of `products.py` and 637 of cuBLAS without either (results/product_forms_gpu.json). In a
+On an H200, 4,096 samples of 512 features and 14,336 classes: 775 TFLOP/s with the log-sum-exp, 733 with the gradient,
+beside 638 and 572 of `products.py` and 641 of cuBLAS without either (results/product_forms_gpu.json). In a
 run of which no record was kept it was 624 and 629 without turns, 690 and 688 with turns of four slices, and at most 681
-and 562 with all samples in shared memory. Numbers of classes cost time: the log-sum-exp with an offset has 639.
+and 562 with all samples in shared memory. Numbers of classes cost time: the log-sum-exp with an offset has 641.
 """
 
 from triton.experimental import gluon

@@ -8,9 +8,9 @@ units have those of the last block to do while the exponentials of the next are 
 way before the gradients of the one before it are made.
 
 The first HELD slices of 64 features of W' stay in registers, the others in shared memory. On an H200, 8,448 classes of
-4,096 samples and 512 features take 129 us, beside 223 of `weight_gradients.py`. It was 134 with four slices in
-registers, 285 with eight, for which there are too few, 166 with blocks of 64 samples, and 128 where programs begin with
-different blocks.
+4,096 samples and 512 features take 130 us, beside 222 of `weight_gradients.py` (results/product_forms_gpu.json). In a
+run of which no record was kept it was 134 with four slices in registers, 285 with eight, for which there are too few,
+166 with blocks of 64 samples, and 128 where programs begin with different blocks.
 """
 
 from triton.experimental import gluon

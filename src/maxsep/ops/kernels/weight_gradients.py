@@ -2,7 +2,7 @@ r"""The gradient of the weight for a block of classes, without a place for that 
 
 A program keeps CLASSES rows of W' and of their gradient, and goes through all samples: it makes their logits, turns
 these into gradients where they are, in registers, and multiplies them with the same samples again. That is slower than
-two products that meet in memory (on an H200 with 512 features 362 TFLOP/s against some 650), and takes no memory. For
+two products that meet in memory (on an H200 with 512 features 319 TFLOP/s against some 640), and takes no memory. For
 some widths Hopper has a kernel of its own (`hopper_tail.py`).
 """
 
