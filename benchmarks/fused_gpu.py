@@ -38,6 +38,7 @@ from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
+from maxsep.ops import recording
 
 BATCH, WIDTH, CLASSES = 4096, 512, (100_000, 1_000_000)
 SLOWER, MEMORY = 1.10, 1.05
@@ -141,6 +142,7 @@ def measure(name, loss, num_classes, repeats):
     The first steps are not measured: they compile, and record what repeats itself. What they leave behind is told.
     """
     torch._C._cuda_clearCublasWorkspaces()  # each row shows its own
+    recording.recordings_of.cache_clear()
     head, x, y = problem(name, num_classes)
     alone = torch.cuda.memory_allocated()
 
@@ -164,6 +166,7 @@ def measure(name, loss, num_classes, repeats):
     found = {
         **timed(step, repeats), "peak_bytes": peak, "peak_of_weights_inputs_and_their_gradients": peak / needed,
         "peak_of_weights_gradient_and_inputs": peak / (needed - x.nbytes), "kept_bytes": before - alone,
+        "recordings": recording.recordings_of(x.device).count,
     }  # fmt: skip
     if name in IN_GRAPHS:
         found["in_a_cuda_graph"] = timed(captured(step).replay, repeats)

@@ -6,7 +6,7 @@ import torch
 from maxsep.lab.data import augmentation
 from maxsep.lab.engine.augmenting import CompiledAugmentation
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 NAMES = [

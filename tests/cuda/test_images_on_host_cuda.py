@@ -8,7 +8,7 @@ from maxsep.lab.engine import load_run, placing, train
 from maxsep.lab.engine.placing import place
 from maxsep.lab.spec import Execution, RunSpec
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def test_too_many_images_stay_on_the_host(monkeypatch):

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from maxsep import MaxSeparationHead
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops import recording
+from maxsep.ops.fused import reduction
 from maxsep.ops.recording import Recordings
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CLASSES, WIDTH, BATCH = 60_000, 64, 1024  # too many outputs to be held
 
 
@@ -22,7 +23,7 @@ def recordings(monkeypatch):
     """Recordings of this test alone."""
     torch.cuda.synchronize()
     found = Recordings(recording.Graphs())
-    monkeypatch.setattr(recording, "_recordings", found)
+    monkeypatch.setattr(recording, "recordings_of", lambda device: found)
     return found
 
 
@@ -64,7 +65,7 @@ def test_a_recording_gives_the_bits_of_its_launches(recordings, monkeypatch, bas
     given = problem(bias, basis)
     options = {"label_smoothing": smoothing, "weight": torch.rand(CLASSES, device="cuda") + 0.5 if smoothing else None}
     with monkeypatch.context() as patch:
-        patch.setattr(recording, "_recordings", Launching())
+        patch.setattr(recording, "recordings_of", lambda device: Launching())
         wanted = copies(step(*given, **options))
     for _ in range(5):
         assert same(copies(step(*given, **options)), wanted)
@@ -83,14 +84,15 @@ def test_it_works_on_what_lies_there_now(recordings, monkeypatch):
         y.copy_(y.flip(0))
     found = copies(step(head, x, y))
     assert recordings._made == made
-    monkeypatch.setattr(recording, "_recordings", Launching())
+    monkeypatch.setattr(recording, "recordings_of", lambda device: Launching())
     assert same(found, copies(step(head, x, y)))
 
 
 def test_a_training_is_the_same_training(recordings, monkeypatch):
     losses = {}
     for kind in ("recorded", "launched"):
-        monkeypatch.setattr(recording, "_recordings", recordings if kind == "recorded" else Launching())
+        chosen = recordings if kind == "recorded" else Launching()
+        monkeypatch.setattr(recording, "recordings_of", lambda device, chosen=chosen: chosen)
         head, x, y = problem()
         optimiser = torch.optim.SGD([*head.parameters(), x], lr=1.0, momentum=0.9)
         values = []
@@ -138,7 +140,7 @@ def test_on_another_stream(recordings, monkeypatch):
             found = copies(step(*given))
     torch.cuda.current_stream().wait_stream(aside)
     assert recordings._made
-    monkeypatch.setattr(recording, "_recordings", Launching())
+    monkeypatch.setattr(recording, "recordings_of", lambda device: Launching())
     assert same(found, copies(step(*given)))
 
 
@@ -155,7 +157,7 @@ def test_inside_a_graph_of_the_caller(recordings, monkeypatch):
         found = step(head, x, y)
     graph.replay()
     found = copies(found)
-    monkeypatch.setattr(recording, "_recordings", Launching())
+    monkeypatch.setattr(recording, "recordings_of", lambda device: Launching())
     assert same(found, copies(step(head, x, y)))
 
 
@@ -171,7 +173,7 @@ def test_two_threads(recordings, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    monkeypatch.setattr(recording, "_recordings", Launching())
+    monkeypatch.setattr(recording, "recordings_of", lambda device: Launching())
     wanted = copies(step(*problem()))
     assert same(results[0], wanted)
     assert same(results[1], wanted)
@@ -226,7 +228,8 @@ def test_a_recording_that_fails_is_a_warning(monkeypatch):
         def record(self, launches, stream):
             raise RuntimeError("no memory for it")
 
-    monkeypatch.setattr(recording, "_recordings", Recordings(Failing()))
+    failing = Recordings(Failing())
+    monkeypatch.setattr(recording, "recordings_of", lambda device: failing)
     given = problem()
     wanted = copies(step(*given))
     with warnings.catch_warnings(record=True) as told:
@@ -240,7 +243,8 @@ def test_a_recording_that_fails_is_a_warning(monkeypatch):
 @pytest.mark.parametrize(
     "options", [{}, {"label_smoothing": 0.2}, {"weight": True}, {"weight": True, "label_smoothing": 1.0}]
 )
-def test_the_reduction_by_kernels(kind, options):
+def test_the_reduction_by_kernels(kind, options, monkeypatch):
+    monkeypatch.setattr(reduction, "_values", None)  # torch's way
     torch.manual_seed(0)
     head = MaxSeparationHead(8, 4_000, device="cuda", basis="householder")
     x, y = torch.randn(5_000, 8, device="cuda", requires_grad=True), torch.randint(4_000, (5_000,), device="cuda")

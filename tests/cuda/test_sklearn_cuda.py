@@ -9,7 +9,7 @@ from sklearn.datasets import load_iris
 
 from maxsep.sklearn import MaxSeparationClassifier
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.mark.parametrize("setting", [{}, {"loss": "logit_adjusted", "early_stopping": True, "patience": 100}])

@@ -21,6 +21,9 @@ class Recorder:
     def prepare(self, stream):
         self.prepared.append(stream)
 
+    def make_room(self):
+        self.log.append("made room")
+
     def record(self, launches, stream):
         if self.problem:
             raise self.problem
@@ -42,7 +45,9 @@ def test_the_second_run_is_recorded_and_all_later_ones_replay_it():
     assert recorder.run("b") == ["b"]
     assert recorder.run("a") == [("recorded", "stream"), ("replayed", "a")]
     assert recorder.run("a") == [("replayed", "a")]
+    assert recorder.recordings.count == 1
     assert recorder.run("b") == [("recorded", "stream"), ("replayed", "b")]
+    assert recorder.recordings.count == 2
     assert recorder.run("a") == [("replayed", "a")]
 
 
@@ -72,7 +77,7 @@ def test_what_came_once_is_remembered_for_a_while(monkeypatch):
 def test_where_recording_fails_launches_go_on_and_one_warning_says_why():
     recorder = Recorder(RuntimeError("no graphs here"))
     assert recorder.run("a") == ["a"]
-    with pytest.warns(RuntimeWarning, match=r"could not be recorded \(no graphs here\).*gives the same values"):
+    with pytest.warns(RuntimeWarning, match=r"could not be recorded \(no graphs here\).*MAXSEP_RECORDINGS=0"):
         assert recorder.run("a") == ["a"]
     assert recorder.run("a") == ["a"]  # warnings are errors here
     recorder.run("b")
@@ -96,6 +101,9 @@ class Keeping:
     def prepare(self, stream):
         pass
 
+    def make_room(self):
+        pass
+
     def record(self, launches, stream):
         self.count += 1
         return launches
@@ -109,16 +117,40 @@ def test_memory_is_taken_at_the_first_run():
     assert recorder.prepared == ["one stream", "another"]
 
 
-def test_where_there_is_no_memory_for_recordings_there_are_none():
+def test_too_little_memory_is_tried_again_a_few_times():
+    recorder = Recorder(torch.OutOfMemoryError("32 MiB"))
+    recorder.run("a")
+    assert recorder.run("a") == ["made room", "a"]
+    recorder.problem = None
+    assert recorder.run("a") == [("recorded", "stream"), ("replayed", "a")]
+    recorder.problem = torch.OutOfMemoryError("32 MiB")
+    recorder.run("b")
+    assert recorder.run("b") == ["made room", "b"]
+    with pytest.warns(RuntimeWarning, match="32 MiB"):
+        assert recorder.run("b") == ["made room", "b"]
+    assert recorder.run("b") == ["b"]
+    assert recorder.run("a") == [("replayed", "a")]  # what there is stays
+
+
+def test_too_little_memory_at_the_first_run():
     class Full(Keeping):
         def prepare(self, stream):
             raise torch.OutOfMemoryError("32 MiB")
 
     runs, recordings = [], Recordings(Full())
-    with pytest.warns(RuntimeWarning, match="32 MiB"):
-        recordings.run("key", lambda: runs.append(1), None)
     recordings.run("key", lambda: runs.append(1), None)
-    assert len(runs) == 2
+    assert not recordings._seen  # it would want the memory the next time too
+    assert len(runs) == 1
+
+
+def test_a_cycle_of_any_length_is_not_recorded_again_and_again(monkeypatch):
+    for length in (5, 9, 40, 64, 65, 100):
+        made = Keeping()
+        recordings = Recordings(made)
+        for _ in range(6):
+            for key in range(length):
+                recordings.run(key, lambda: None, None)
+        assert made.count <= 8, length
 
 
 def test_threads_share_recordings():
@@ -143,7 +175,7 @@ def test_threads_share_recordings():
 
 
 def test_tensors_of_a_cpu_are_launched_for_each_time(monkeypatch):
-    monkeypatch.setattr(recording, "_recordings", None)
+    monkeypatch.setattr(recording, "recordings_of", None)
     runs = []
     for _ in range(3):
         repeated(lambda: runs.append(1), (torch.zeros(2), None), 3)
@@ -165,7 +197,8 @@ class Tensor:
 
 def test_a_recording_is_found_by_addresses_shapes_numbers_settings_and_stream(monkeypatch):
     recorder, stream = Recorder(), Stream()
-    monkeypatch.setattr(recording, "_recordings", recorder.recordings)
+    monkeypatch.setattr(recording, "recordings_of", lambda device: recorder.recordings)
+    monkeypatch.setattr(recording, "_is_known", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
 
@@ -188,15 +221,76 @@ def test_a_recording_is_found_by_addresses_shapes_numbers_settings_and_stream(mo
     assert happened((Tensor(16), None), 0.5)
 
 
-def test_settings_of_torch_are_part_of_what_a_recording_is_found_by():
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allow_bf16_reduced_precision_reduction", False),
+        ("allow_fp16_reduced_precision_reduction", False),
+        ("allow_fp16_accumulation", True),
+        ("fp32_precision", "tf32"),
+    ],
+)
+def test_settings_of_torch_are_part_of_what_a_recording_is_found_by(name, value):
     products, before = torch.backends.cuda.matmul, recording._settings()
-    was = products.allow_bf16_reduced_precision_reduction
-    products.allow_bf16_reduced_precision_reduction = not was
+    was = getattr(products, name)
+    setattr(products, name, value)
     try:
         assert recording._settings() != before
     finally:
-        products.allow_bf16_reduced_precision_reduction = was
+        setattr(products, name, was)
     assert recording._settings() == before
+
+
+def test_the_older_way_to_choose_a_precision_counts_as_well():
+    before = recording._settings()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert recording._settings() != before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("hip", "allocator"), [(None, "cudaMallocAsync"), ("6.4", "native")])
+def test_graphs_are_for_an_allocator_that_gives_them_memory_of_their_own(monkeypatch, hip, allocator):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: allocator)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    recording._is_known.cache_clear()
+    try:
+        assert not recording._is_known()
+    finally:
+        recording._is_known.cache_clear()
+
+
+def test_what_compilers_call_is_launched(monkeypatch):
+    recorder, stream = Recorder(), Stream()
+    monkeypatch.setattr(recording, "recordings_of", lambda device: recorder.recordings)
+    monkeypatch.setattr(recording, "_is_known", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    runs = []
+    for _ in range(3):
+        with recording.launched():
+            repeated(lambda: runs.append(1), (Tensor(16),))
+    assert len(runs) == 3
+    assert not recorder.recordings._seen
+    repeated(lambda: runs.append(1), (Tensor(16),))
+    assert recorder.recordings._seen
+
+
+def test_operators_record_nothing_and_the_short_way_may(monkeypatch):
+    from maxsep.ops.fused import in_chunks, row_losses
+
+    told = []
+    monkeypatch.setattr(in_chunks, "repeated", lambda run, *given: (told.append(recording._may_record()), run()))
+    monkeypatch.setattr(recording, "_is_known", lambda: True)
+    x, weight = torch.randn(9, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+
+    def loss(x, weight):
+        return row_losses(x, weight, torch.zeros(9, dtype=torch.int64), form="triton")[0].sum()
+
+    loss(x, weight).backward()
+    torch.compile(loss, backend="aot_eager", fullgraph=True)(x, weight).backward()
+    assert told == [True, False]
 
 
 @pytest.mark.parametrize(("given", "number"), [(None, 8), ("0", 0), ("3", 3)])
@@ -220,7 +314,7 @@ def test_a_number_of_recordings_that_is_none(monkeypatch, given):
 
 
 def test_none_if_none_are_wanted(monkeypatch):
-    monkeypatch.setattr(recording, "_recordings", None)
+    monkeypatch.setattr(recording, "recordings_of", None)
     monkeypatch.setattr(recording, "most", lambda: 0)
     runs = []
     for _ in range(3):
@@ -229,7 +323,8 @@ def test_none_if_none_are_wanted(monkeypatch):
 
 
 def test_inside_a_recording_of_the_caller_nothing_is_recorded(monkeypatch):
-    monkeypatch.setattr(recording, "_recordings", None)
+    monkeypatch.setattr(recording, "recordings_of", None)
+    monkeypatch.setattr(recording, "_is_known", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     runs = []
     for _ in range(3):

@@ -53,6 +53,30 @@ def test_kernels_do_what_torch_does(batch, seed, weighted, smoothing, kind, igno
 
 
 @interpreted
+@pytest.mark.parametrize("lie", [lambda w: torch.stack([w, w], 1)[:, 1], lambda w: w[:1].expand(len(w))])
+def test_weights_may_lie_anyhow(lie):
+    nll, smooth, target, weight = problem(30, weighted=True)
+    for theirs, ours in zip(*both(nll, smooth, target, lie(weight), Counting(CLASSES, -100, 0.1, "mean")), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@interpreted
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_a_batch_of_gradients(weighted, smoothing, kind):
+    nll, smooth, target, weight = problem(12, weighted=weighted)
+    target[3] = CLASSES
+    counting, several = Counting(CLASSES, -100, smoothing, kind), torch.tensor([1.0, -2.0, 0.5])
+    loss = reduction._Reduced.apply(nll, smooth, target, weight, counting)
+    found = torch.autograd.grad(loss, (nll, smooth), several, is_grads_batched=True, retain_graph=True)
+    one = torch.autograd.grad(loss, (nll, smooth), several[1], allow_unused=True)
+    for batch, row in zip(found, one, strict=True):
+        torch.testing.assert_close(batch[1], torch.zeros(12) if row is None else row)
+        torch.testing.assert_close(batch[0], 2 * batch[2])
+
+
+@interpreted
 @pytest.mark.parametrize("kind", ["mean", "sum"])
 def test_more_samples_than_a_program_holds_at_once(monkeypatch, kind):
     monkeypatch.setattr(reduction, "AT_ONCE", 16)
@@ -107,7 +131,7 @@ def test_it_is_what_cross_entropy_does(kind, smoothing):
     torch.testing.assert_close(found, wanted)
 
 
-def test_kernels_are_for_samples_that_one_program_adds_up():
+def test_kernels_are_for_samples_that_one_program_adds_up(monkeypatch):
     class Pretended:
         is_cuda, dtype, device = True, torch.float32, torch.device("cuda", 0)
 
@@ -117,5 +141,29 @@ def test_kernels_are_for_samples_that_one_program_adds_up():
         def __len__(self):
             return self.size
 
+    monkeypatch.setattr(reduction, "is_supported", lambda index: True)
+    assert reduction._suits(Pretended(reduction.MOST_SAMPLES))
     assert not reduction._suits(Pretended(reduction.MOST_SAMPLES + 1))
     assert not reduction._suits(torch.zeros(4))
+
+
+@interpreted
+def test_kernels_are_taken_where_they_suit_and_nobody_looks_on(monkeypatch):
+    given = (*problem(9)[:3], None, Counting(CLASSES, -100, 0.0, "mean"))
+    wanted = reduced(*given)
+    monkeypatch.setattr(reduction, "_suits", lambda nll: True)
+    monkeypatch.setattr(reduction, "_values", None)
+    torch.testing.assert_close(reduced(*given), wanted)
+
+
+def test_a_compiler_is_not_asked_how_many_samples_there_are(monkeypatch):
+    monkeypatch.setattr(reduction, "_suits", None)
+
+    def loss(nll, target):
+        return reduced(nll, nll, target, None, Counting(CLASSES, -100, 0.0, "mean"))
+
+    nll, _, target, _ = problem(9)
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    torch.testing.assert_close(
+        compiled(nll.detach(), target), F.nll_loss(-nll.detach()[:, None].expand(9, CLASSES), target)
+    )

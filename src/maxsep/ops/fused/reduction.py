@@ -49,7 +49,7 @@ def reduced(nll: Tensor, smooth: Tensor, target: Tensor, weight: Tensor | None, 
     >>> reduced(nll, nll, target, None, Counting(4, -100, 0.0, "mean"))
     tensor(3.5000)
     """
-    if counting.reduction != "none" and _suits(nll) and not is_watched([nll, target]):
+    if counting.reduction != "none" and not is_watched([nll, target]) and _suits(nll):
         loss: Tensor = _Reduced.apply(nll, smooth, target, weight, counting)  # type: ignore[no-untyped-call]
         return loss
     values, counted = _values(nll, smooth, target, weight, counting)
@@ -77,6 +77,14 @@ def _values(
     return torch.where(counts, torch.where(is_class, values, torch.nan), 0.0), counted
 
 
+def _spread(g: Tensor, target: Tensor, weight: Tensor | None, counting: Counting) -> tuple[Tensor, Tensor]:
+    """Return the gradients of nll and of what smoothing adds, for that of a sample that counts."""
+    is_class = (target >= 0) & (target < counting.num_classes)
+    g = torch.where((target != counting.ignored) & is_class, g, 0.0)
+    own = 1.0 if weight is None else weight[torch.where(is_class, target, 0)]
+    return (1 - counting.smoothing) * g * own, counting.smoothing * g
+
+
 def _suits(nll: Tensor) -> bool:
     fits = nll.is_cuda and nll.dtype == torch.float32 and len(nll) <= MOST_SAMPLES
     return fits and IS_INSTALLED and is_supported(nll.device.index)
@@ -90,6 +98,7 @@ class _Reduced(torch.autograd.Function):
         from maxsep.ops.kernels import samples
 
         loss, share, target = nll.new_empty(()), nll.new_empty(()), target.contiguous()
+        weight = None if weight is None else weight.contiguous()
         with on_device_of(nll):
             launch(
                 samples.reduce_rows, (1,), (nll.contiguous(), smooth.contiguous(), target, weight, loss, share),
@@ -107,6 +116,8 @@ class _Reduced(torch.autograd.Function):
 
         target, weight, share = ctx.saved_tensors
         counting: Counting = ctx.counting
+        if is_watched([upstream]):  # a batch of gradients, for one
+            return *_spread(upstream * share, target, weight, counting), None, None, None
         u = share.new_empty(len(target))
         v = torch.empty_like(u) if counting.smoothing else None
         with on_device_of(share):

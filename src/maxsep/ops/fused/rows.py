@@ -10,7 +10,8 @@ rows to a loss, and what makes the offset of bias and adjustment, is ordinary di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from maxsep.ops.eager import with_derivative
 from maxsep.ops.fused.passes import Stream
 from maxsep.ops.modes import is_autocasting
+from maxsep.ops.recording import launched
 from maxsep.ops.row_cross_entropy import refuse_second_derivatives
 from maxsep.ops.triton_scan import IS_INSTALLED, is_supported, on_device_of
 
@@ -107,8 +109,19 @@ def _undisturbed(x: Tensor) -> Iterator[None]:
         yield
 
 
-_forward_op = torch.library.custom_op("maxsep::row_losses", _forward, mutates_args=(), schema=_SCHEMA)
-_backward_op = torch.library.custom_op("maxsep::row_losses_backward", _backward, mutates_args=(), schema=_BACKWARD)
+def _of_compilers(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(implementation)
+    def call(*given: Any) -> Any:
+        with launched():
+            return implementation(*given)
+
+    return call
+
+
+_forward_op = torch.library.custom_op("maxsep::row_losses", _of_compilers(_forward), mutates_args=(), schema=_SCHEMA)
+_backward_op = torch.library.custom_op(
+    "maxsep::row_losses_backward", _of_compilers(_backward), mutates_args=(), schema=_BACKWARD
+)
 
 
 @_forward_op.register_fake
