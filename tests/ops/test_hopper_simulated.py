@@ -1,7 +1,6 @@
 """The kernels for Hopper in a simulator: their numbers, whatever the interleaving, and what it finds in broken ones."""
 
 import functools
-import importlib.util
 import itertools
 import re
 import sys
@@ -9,8 +8,10 @@ import threading
 import types
 from pathlib import Path
 
+import gluon_simulator
 import pytest
 import torch
+from gluon_simulator import RuleError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,18 +26,9 @@ SCALE = 0.7
 EPS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
-@functools.cache
-def simulator():
-    """The module beside this one, which no path leads to."""
-    spec = importlib.util.spec_from_file_location("gluon_simulator", Path(__file__).with_name("gluon_simulator.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def simulated(seed=0, *changes):
     """The kernels with an interleaving, and with texts of their source replaced."""
-    return simulator().simulated(SOURCE, seed, changes)
+    return gluon_simulator.simulated(SOURCE, seed, changes)
 
 
 def switches(count):
@@ -71,7 +63,7 @@ def simulate(patch, module, splits, batch, changes):
     """Let the launches of the package be of simulated kernels, with some options changed, and so many splits."""
     form = types.SimpleNamespace(**vars(hopper_form))
     form.accumulate_product, form.gradient_product = module.accumulate_product, module.gradient_product
-    form.described = simulator().Descriptor
+    form.described = gluon_simulator.Descriptor
     form.options = lambda width, **asked: hopper_form.options(width, **asked) | changes
     patch.setattr(joined, "form_of", lambda x, **asked: form)
     patch.setattr(joined, "processors", lambda device: splits * -(-batch // 128))
@@ -297,7 +289,7 @@ def findings(*changes):
         for wrong, options in ((wrong_sums, (True, False, False)), (wrong_gradients, (False, True, True, True, True))):
             try:
                 yield from wrong(module, problem, options, cuts=(250,), **form)
-            except simulator().RuleError as problem_found:
+            except RuleError as problem_found:
                 yield str(problem_found)
 
 
@@ -314,14 +306,14 @@ def test_a_broken_source_is_found(how):
 
 @pytest.mark.parametrize("form", [{"STAGES": 3, "TURN": 4}, {"STAGES": 6, "TURN": 3}], ids=str)
 def test_turns_that_do_not_fit_the_ring_or_the_tile_do_not_compile(form):
-    with pytest.raises(simulator().RuleError, match="the groups would wait for each other for ever"):
+    with pytest.raises(RuleError, match="the groups would wait for each other for ever"):
         wrong_sums(simulated(), Problem(100, 300, 256), (False,) * 3, **form)
 
 
 def test_a_turn_that_the_ring_has_no_room_for_is_a_deadlock_and_no_hanging_test():
     before = set(threading.enumerate())
     module = simulated(0, ("TURN <= STAGES,", "True,"))
-    with pytest.raises(simulator().RuleError, match=r"deadlock: .*_accumulate 0"):
+    with pytest.raises(RuleError, match=r"deadlock: .*_accumulate 0"):
         wrong_sums(module, Problem(100, 300, 256), (False,) * 3, STAGES=3, TURN=4)
     assert set(threading.enumerate()) <= before
 
@@ -329,17 +321,17 @@ def test_a_turn_that_the_ring_has_no_room_for_is_a_deadlock_and_no_hanging_test(
 def test_a_loop_without_end_is_ended():
     before = set(threading.enumerate())
     module = simulated(0, ("    turn = 0\n", "    while True:\n        fence_async_shared()\n"))
-    with pytest.raises(simulator().RuleError, match=r"no end after \d+ steps"):
+    with pytest.raises(RuleError, match=r"no end after \d+ steps"):
         wrong_sums(module, Problem(*SMALL), (False,) * 3)
     assert set(threading.enumerate()) <= before
 
 
 def test_a_thread_that_hangs_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(simulator(), "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(gluon_simulator.machine, "MOST_SECONDS", 0.5)
     before, hangs = set(threading.enumerate()), threading.Event()
     module = simulated(0, ("    turn = 0\n", "    turn = hang()\n"))
     module.hang = functools.partial(hangs.wait, 60)
-    with pytest.raises(simulator().RuleError, match=r"no end after 0.5 seconds"):
+    with pytest.raises(RuleError, match=r"no end after 0.5 seconds"):
         wrong_sums(module, Problem(*SMALL), (False,) * 3)
     left = set(threading.enumerate()) - before
     hangs.set()
@@ -356,4 +348,4 @@ def test_nobody_meets_what_stands_for_gluon():
     for name in ("accumulate_product", "gradient_product"):
         ours, real = getattr(module, name), getattr(hopper_form, name)
         assert ours.arg_names == real.arg_names
-        assert type(ours).__module__ == "gluon_simulator" != type(real).__module__
+        assert type(ours).__module__ == "gluon_simulator.source" != type(real).__module__

@@ -1,13 +1,12 @@
 """The gradient of the last classes' rows for Hopper in a simulator: its numbers, and what it finds in broken ones."""
 
-import functools
-import importlib.util
 import itertools
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from gluon_simulator import Descriptor, RuleError, simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,15 +20,6 @@ EPS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 OPTIONS = list(itertools.product((False, True), repeat=5))
 NONE, ALL = OPTIONS[0], OPTIONS[-1]
 SMALL = (100, 70, 128)  # neither samples nor classes are whole blocks
-
-
-@functools.cache
-def simulator():
-    """The module beside this one, which no path leads to."""
-    spec = importlib.util.spec_from_file_location("gluon_simulator", Path(__file__).with_name("gluon_simulator.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Problem:
@@ -58,13 +48,13 @@ class Problem:
 def launch(problem, options, rows, out, seed=0, replaced=(), **form):
     """Run the kernel's source, with texts of it replaced, in a form, and return sums over samples."""
     offset, weight, smooth, shift, columns = options
-    module, (lse, a, u, v, moved) = simulator().simulated(SOURCE, seed, replaced), problem.factors
+    module, (lse, a, u, v, moved) = simulated(SOURCE, seed, replaced), problem.factors
     factors = (lse, a, u, v if smooth else None, moved if shift else None)
     sums = torch.full((len(problem.w),), float("nan")) if columns else None
     parts = problem.offset if offset else None, problem.weight if weight else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper_form, "weight_gradients_kernel", module.weight_gradients)
-        patch.setattr(hopper_form, "described", simulator().Descriptor)
+        patch.setattr(hopper_form, "described", Descriptor)
         chosen = hopper_form.tail_options(problem.x.shape[1]) | form
         patch.setattr(hopper_form, "tail_options", lambda width: chosen)
         patch.setattr(launching, "_launchers", {})
@@ -236,7 +226,7 @@ def findings(*replaced):
     for seed, form in itertools.product(range(3), TRIED):
         try:
             yield from wrong(problem, ALL, seed=seed, replaced=replaced, **form)
-        except (simulator().RuleError, TypeError, AttributeError) as found:
+        except (RuleError, TypeError, AttributeError) as found:
             yield str(found)
 
 
@@ -254,7 +244,7 @@ def test_a_broken_source_is_found(how):
 @pytest.mark.parametrize("form", [{"STAGES": 2}, {"BUFFERS": 1}], ids=str)
 def test_rings_that_are_too_short_do_not_compile_and_would_be_a_deadlock(form):
     problem, check = Problem(300, 64, 128), "STAGES >= 3 and BUFFERS >= 2"
-    with pytest.raises(simulator().RuleError, match="the groups would wait for each other for ever"):
+    with pytest.raises(RuleError, match="the groups would wait for each other for ever"):
         wrong(problem, NONE, **form)
-    with pytest.raises(simulator().RuleError, match="deadlock"):
+    with pytest.raises(RuleError, match="deadlock"):
         wrong(problem, NONE, replaced=[(check, "True")], **form)
