@@ -52,7 +52,7 @@ def steps(batch, width, classes, form):
 
 
 def tail_steps(batch, width, classes, form):
-    """Return what is timed of the gradient of the last rows, by name; no form is that of other GPUs."""
+    """Return what is timed of the gradient of the last rows, by name."""
     x, w = (torch.randn(rows, width, device="cuda").bfloat16() / 10 for rows in (batch, classes))
     target, out = torch.randint(classes, (batch,), device="cuda"), torch.empty_like(w)
     ones, offset, columns = (torch.ones(size, device="cuda") for size in (batch, classes, classes))
@@ -101,7 +101,7 @@ def main():
     for shape in TAILS:
         part = "{} samples, {} features, {} last classes".format(*shape)
         say(part)
-        for name, form in (("tiles", None), ("hopper", hopper)):
+        for name, form in (("tiles", tile_form), ("hopper", hopper)):
             record.run(part, name, lambda shape=shape, form=form: rates(tail_steps(*shape, form), 2, *shape))
     return record.end()
 

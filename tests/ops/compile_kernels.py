@@ -213,7 +213,7 @@ def tiles():
 
 
 def in_tiles(call):
-    no_tail = mock.patch.object(triton_form, "form_of_tail", return_value=None)
+    no_tail = mock.patch.object(triton_form, "form_of_tail", return_value=tile_form)
     with mock.patch.object(joined, "form_of", return_value=tile_form), no_tail:
         call()
 

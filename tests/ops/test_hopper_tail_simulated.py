@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from maxsep.ops import kernels, launching
 
 hopper_form = pytest.importorskip("maxsep.ops.fused.hopper_form", reason="no Triton for this platform")
+triton_form = pytest.importorskip("maxsep.ops.fused.triton_form")
 
 SOURCE = Path(kernels.__file__).with_name("hopper_tail.py")
 SCALE = 0.7
@@ -53,12 +54,13 @@ def launch(problem, options, rows, out, seed=0, replaced=(), **form):
     sums = torch.full((len(problem.w),), float("nan")) if columns else None
     parts = problem.offset if offset else None, problem.weight if weight else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper_form, "weight_gradients_kernel", module.weight_gradients)
+        patch.setattr(hopper_form, "weight_gradients", module.weight_gradients)
+        patch.setattr(triton_form, "form_of_tail", lambda x: hopper_form)
         patch.setattr(hopper_form, "described", Descriptor)
         chosen = hopper_form.tail_options(problem.x.shape[1]) | form
         patch.setattr(hopper_form, "tail_options", lambda width: chosen)
         patch.setattr(launching, "_launchers", {})
-        hopper_form.weight_gradients(problem.x, rows, out, problem.target, factors, SCALE, *parts, problem.start, sums)
+        triton_form.weight_gradients(problem.x, rows, out, problem.target, factors, SCALE, *parts, problem.start, sums)
     return sums
 
 

@@ -195,13 +195,18 @@ class Tensor:
         self.data_ptr, self.stride = lambda: address, lambda: strides
 
 
-def test_a_recording_is_found_by_addresses_shapes_numbers_settings_and_stream(monkeypatch):
-    recorder, stream = Recorder(), Stream()
+@pytest.fixture
+def recorder(monkeypatch):
+    """What records for tensors that pass for those of a GPU."""
+    recorder = Recorder()
     monkeypatch.setattr(recording, "recordings_of", lambda device: recorder.recordings)
     monkeypatch.setattr(recording, "_is_known", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    return recorder
 
+
+def test_a_recording_is_found_by_addresses_shapes_numbers_settings_and_stream(recorder, monkeypatch):
     def happened(*given):
         recorder.log.clear()
         repeated(lambda: recorder.log.append("launched"), *given)
@@ -261,12 +266,7 @@ def test_graphs_are_for_an_allocator_that_gives_them_memory_of_their_own(monkeyp
         recording._is_known.cache_clear()
 
 
-def test_what_compilers_call_is_launched(monkeypatch):
-    recorder, stream = Recorder(), Stream()
-    monkeypatch.setattr(recording, "recordings_of", lambda device: recorder.recordings)
-    monkeypatch.setattr(recording, "_is_known", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+def test_what_compilers_call_is_launched(recorder):
     runs = []
     for _ in range(3):
         with recording.launched():

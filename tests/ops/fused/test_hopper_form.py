@@ -108,8 +108,8 @@ def test_rows_of_which_a_half_is_no_factor_of_products_are_not_taken_for_the_las
 
 
 def test_both_forms_take_the_same_classes_at_once():
-    triton_form = pytest.importorskip("maxsep.ops.fused.triton_form")
-    assert triton_form.TAIL_TILE["CLASSES"] == hopper_form.CLASSES
+    tile_form = pytest.importorskip("maxsep.ops.fused.tile_form")
+    assert tile_form.CLASSES == hopper_form.CLASSES
 
 
 def test_blocks_are_those_that_the_kernels_take():

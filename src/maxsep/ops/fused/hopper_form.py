@@ -11,7 +11,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from maxsep.ops.kernels import hopper, hopper_tail
-from maxsep.ops.launching import launcher
 
 ROWS, HALF, COLS, SLICE = (number.value for number in (hopper.ROWS, hopper.HALF, hopper.COLS, hopper.SLICE))
 CLASSES = hopper_tail.CLASSES.value
@@ -32,7 +31,7 @@ TAIL_HELD = 6
 TAIL_STAGES = 12
 """Blocks of samples that are on their way or in use, at most; where rows are long, memory has fewer."""
 accumulate_product, gradient_product = hopper.accumulate_product, hopper.gradient_product
-weight_gradients_kernel = hopper_tail.weight_gradients
+weight_gradients = hopper_tail.weight_gradients
 
 
 def suits(x: Tensor, *, forward: bool, per_class: bool) -> bool:
@@ -105,25 +104,6 @@ def tail_options(width: int) -> dict[str, Any]:
     return {"WIDTH": width, "ROWS": rows, "STAGES": stages, "BUFFERS": buffers, "HELD": held, "num_warps": 4}
 
 
-def weight_gradients(
-    x: Tensor,
-    folded: Tensor,
-    out: Tensor,
-    target: Tensor,
-    factors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    scale: float,
-    offset: Tensor | None,
-    weight: Tensor | None,
-    start: int,
-    columns: Tensor | None,
-) -> None:
-    """Do what `triton_form.weight_gradients` does."""
-    (batch, width), (_, _, _, v, shift) = x.shape, factors
-    options = {"OFFSET": offset is not None, "WEIGHT": weight is not None, "SMOOTH": v is not None}
-    options |= {"SHIFT": shift is not None, "COLUMNS": columns is not None, **tail_options(width)}
-    launcher(weight_gradients_kernel, x.device, options)(
-        (-(-len(folded) // CLASSES),),
-        (described(x, [options["ROWS"], width // 2]),),
-        (folded, out, offset, weight, target, *factors, columns),
-        (scale, folded.stride(0), start, len(folded), batch),
-    )
+def tail_factors(x: Tensor, rows: Tensor, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return samples and rows of W' as the kernel takes them: descriptions, pointers and numbers."""
+    return (described(x, [options["ROWS"], x.shape[1] // 2]),), (rows,), (rows.stride(0),)

@@ -31,10 +31,10 @@ def form_of(x: Tensor, *, forward: bool, per_class: bool = False) -> ModuleType:
     return tile_form if hopper is None or not hopper.suits(x, forward=forward, per_class=per_class) else hopper
 
 
-def form_of_tail(x: Tensor) -> ModuleType | None:
-    """Return how the gradient of the last classes' rows is made on Hopper, or None where `triton_form` makes it."""
+def form_of_tail(x: Tensor) -> ModuleType:
+    """Return how the gradient of the last classes' rows is made."""
     hopper = None if is_interpreting() else _hopper_form(x.device)
-    return None if hopper is None or not hopper.suits_tail(x) else hopper
+    return tile_form if hopper is None or not hopper.suits_tail(x) else hopper
 
 
 @functools.cache

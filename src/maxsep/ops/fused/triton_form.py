@@ -12,9 +12,8 @@ from maxsep.ops.fused.chunks import GRAIN
 from maxsep.ops.fused.householder import LastClass
 from maxsep.ops.fused.joined import accumulating, differentiating, form_of_tail, joins, parts, processors
 from maxsep.ops.fused.state import RowState
-from maxsep.ops.fused.tile_form import described
+from maxsep.ops.fused.tile_form import CLASSES
 from maxsep.ops.kernels import chunks, samples
-from maxsep.ops.kernels.weight_gradients import weight_gradients as weight_gradients_kernel
 from maxsep.ops.launching import launch, launcher
 from maxsep.ops.triton_scan import is_interpreting, scale_of
 
@@ -37,8 +36,6 @@ narrow tiles, and 98,304 take 61 in those of STREAM and more in others (benchmar
 SCAN = {"ROWS": 512, "COLS": 4, "STAGES": 1, "num_warps": 8}
 """For an H200: the sums of 391 blocks of 512 features take 3 us, those of 3,907 take 16; tiles of 64 x 16 on one warp
 take 8 and 62."""
-TAIL_TILE = {"CLASSES": 64, "ROWS": 64, "STAGES": 2, "num_warps": 8}
-"""For an H200, with 512 features: 32 samples at a time take half as long again (in a run without a record)."""
 MOST_WIDTH = 512
 """Features of which the gradients of 64 classes fit into the registers of a processor of Hopper, and its samples into
 the shared memory; later kinds have less of one or the other, and take half."""
@@ -174,7 +171,7 @@ def classes_at_once(x: Tensor) -> int:
     """Return how many classes `weight_gradients` takes at once, or 0 where rows are too long for a processor."""
     is_hopper = is_interpreting() or torch.cuda.get_device_capability(x.device)[0] == 9
     most = MOST_WIDTH if is_hopper else MOST_WIDTH // 2
-    return TAIL_TILE["CLASSES"] * processors(x.device) if x.shape[1] <= most else 0
+    return CLASSES * processors(x.device) if x.shape[1] <= most else 0
 
 
 def weight_gradients(
@@ -190,21 +187,17 @@ def weight_gradients(
     columns: Tensor | None,
 ) -> None:
     """Write the gradient at `folded` to `out`, which may lie there, and sums of that at the logits into `columns`."""
-    hopper = form_of_tail(x)
-    if hopper is not None:
-        hopper.weight_gradients(x, folded, out, target, factors, scale, offset, weight, start, columns)
-        return
-    (batch, width), tile, (_, _, _, v, shift) = x.shape, TAIL_TILE, factors
-    spread = max(16, triton.next_power_of_2(width))
+    (batch, width), form, (_, _, _, v, shift) = x.shape, form_of_tail(x), factors
     options = dict(
         OFFSET=offset is not None, WEIGHT=weight is not None, SMOOTH=v is not None, SHIFT=shift is not None,
-        COLUMNS=columns is not None, WIDTH=width, SPREAD=spread, **tile,
+        COLUMNS=columns is not None, **form.tail_options(width),
     )  # fmt: skip
-    launcher(weight_gradients_kernel, x.device, options)(
-        (-(-len(folded) // tile["CLASSES"]),),
-        (described(x, [tile["ROWS"], spread]), described(folded, [tile["CLASSES"], spread])),
-        (out, offset, weight, target, *factors, columns),
-        (scale, start, len(folded), batch),
+    described, pointers, numbers = form.tail_factors(x, folded, options)
+    launcher(form.weight_gradients, x.device, options)(
+        (-(-len(folded) // form.CLASSES),),
+        described,
+        (*pointers, out, offset, weight, target, *factors, columns),
+        (scale, *numbers, start, len(folded), batch),
     )
 
 
