@@ -355,3 +355,12 @@ def test_many_radii_compile_without_graph_breaks():
         torch.testing.assert_close(
             torch.compile(separate, fullgraph=True, backend="eager")(x, radius), separate(x, radius)
         )
+
+
+def test_a_batch_of_gradients_of_any_size():
+    """Large ones go block by block where there is one of them."""
+    x = torch.randn(30, 4_999, requires_grad=True)
+    outputs, g = separate(x, impl="scan"), torch.randn(3, 30, 5_000)
+    (together,) = torch.autograd.grad(outputs, x, g, is_grads_batched=True, retain_graph=True)
+    for batched, alone in zip(together, g, strict=True):
+        torch.testing.assert_close(batched, torch.autograd.grad(outputs, x, alone, retain_graph=True)[0])

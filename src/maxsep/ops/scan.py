@@ -60,7 +60,7 @@ def scaled_coefficients(num_classes: int, radius: float, like: Tensor) -> tuple[
 
 def _forward(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
     """Work in one buffer: the negated running sum first, then each class's own term on top."""
-    if torch._C._functorch.is_batchedtensor(x):  # is_grads_batched comes this way, and in-place sums do not batch
+    if _is_batch(x):
         return _forward_traced(x, s, r)
     out = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
     out[..., 1:].addcmul_(x, -r).cumsum_(-1)
@@ -75,7 +75,7 @@ def _forward_traced(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
 
 def _adjoint(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
     """Go through a large CPU batch in blocks of rows: the reversed copies then stay in the processor's cache."""
-    if torch._C._functorch.is_batchedtensor(g):
+    if _is_batch(g):
         return torch.addcmul(g[..., :-1] * s, _later(g), r, value=-1)
     if g.device.type != "cpu" or g.numel() <= BLOCK:
         return _later(g).mul_(-r).addcmul_(g[..., :-1], s)
@@ -85,6 +85,15 @@ def _adjoint(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
     for part, target in zip(*blocks, strict=True):
         torch.mul(_later(part), -r, out=target).addcmul_(part[..., :-1], s)
     return out
+
+
+def _is_batch(x: Tensor) -> bool:
+    """Say whether several calls are at work: `vmap` comes this way, and `is_grads_batched`, which has one of its own.
+
+    Sums in place do not batch, nor does writing to where a result shall lie.
+    """
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def _later(g: Tensor) -> Tensor:

@@ -141,3 +141,26 @@ def test_a_compiler_is_told_how_results_lie(wants, side):
         (*layer, *options, torch.rand(6), torch.rand(6), lse, carries, wants),
         test_utils="test_faketensor",
     )
+
+
+class Losses(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(49, 16))
+
+    def forward(self, x, target):
+        return row_losses(x, self.weight, target)[0]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("batch", [9, 40])
+def test_an_exported_program_serves_any_batch(batch, strict):
+    """Fewer samples than features, or more, are gone through in different ways otherwise."""
+    torch.manual_seed(0)
+    losses, dim = Losses(), torch.export.Dim("batch")
+    given = torch.randn(batch, 16), torch.randint(50, (batch,))
+    shapes = {"x": {0: dim}, "target": {0: dim}}
+    program = torch.export.export(losses, given, dynamic_shapes=shapes, strict=strict).module()
+    for other in (2, 15, 16, 100):
+        given = torch.randn(other, 16), torch.randint(50, (other,))
+        torch.testing.assert_close(program(*given), losses(*given))

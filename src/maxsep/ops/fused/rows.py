@@ -65,7 +65,9 @@ def row_losses(
     if separate and basis == "householder":
         side = "householder"
     elif separate:
-        side = "logits" if x.shape[0] < x.shape[1] else "weight"
+        # an exported program serves any batch
+        is_short = not torch.compiler.is_exporting() and x.shape[0] < x.shape[1]
+        side = "logits" if is_short else "weight"
     if form is None:
         form = "triton" if side != "logits" and _triton_suits(x, weight) else "torch"
     elif side == "logits" and form == "triton":
