@@ -19,7 +19,7 @@ LAYERS = {  # a room may import from rooms with a smaller number, and from itsel
 }  # fmt: skip
 LAB = {
     "__init__": 0, "spec": 0, "data": 1, "networks": 1, "engine": 2, "detection": 3, "serving": 3, "recipes": 4,
-    "compatibility": 4, "durations": 0, "estimate": 5, "outcome": 5, "grid": 6, "report": 7, "bench": 8,
+    "durations": 0, "estimate": 5, "outcome": 5, "grid": 6, "report": 7, "bench": 8,
 }  # fmt: skip
 HEAVY = [
     "torchvision", "triton", "matplotlib", "sklearn", "lightning_fabric", "scipy", "timm", "transformers", "typer",

@@ -51,7 +51,6 @@ def test_options_are_frozen(options):
         "--head-option",
     }
     assert options("train") >= {"--batch-size", "--from", "--backbone", "--logit-scaling", "--head-rate"}
-    assert options("train") >= {"--clients", "--concentration", "--local-epochs"}
 
 
 def test_version(call):

@@ -255,11 +255,7 @@ def test_bad_input_is_one_clear_line(refuse_in_one_line, arguments, told):
     assert told in refuse_in_one_line("train", *arguments)
 
 
-def test_clients_and_options_of_the_head_are_trained_with(call, tmp_path):
-    arguments = ["--clients", 3, "--concentration", 0.5, "--local-epochs", 2, "--epochs", 2, "--batch-size", 64]
-    told = call("train", "--runs", tmp_path, "--head", "etf", "--head-option", "rotation=0", *arguments)
-    assert told.startswith("3 clients, concentration 0.5: 2 rounds of 2 local epochs each; an epoch below is a round\n")
-    assert "on the test set" in told
+def test_options_of_the_head_are_trained_with(call, tmp_path):
+    call("train", "--runs", tmp_path, "--head", "etf", "--head-option", "rotation=0", "--epochs", 1)
     spec = RunSpec.from_dict(json.loads(next(tmp_path.glob("*/spec.json")).read_text()))
-    assert (spec.clients, spec.concentration, spec.local_epochs) == (3, 0.5, 2)
     assert dict(spec.head_options) == {"rotation": 0}

@@ -144,10 +144,3 @@ def test_the_images_of_a_folder_are_counted(tmp_path):
     assert num_train(spec.replace(imbalance=0.25)) == 8 + 2
     assert num_train(spec.replace(dataset="folder:nowhere")) == 10_000
     assert Estimator(tmp_path, Execution(device="cpu")).estimate(spec).seconds < 15
-
-
-def test_rounds_of_clients_count_all_their_epochs(tmp_path):
-    rounds = SPEC.replace(clients=10, local_epochs=5)
-    finish(tmp_path, SPEC, seconds=100)
-    estimator = Estimator(tmp_path, CPU)
-    assert estimator.estimate(rounds).seconds == pytest.approx(500 * MARGIN)

@@ -71,14 +71,6 @@ def test_data_held_out_for_calibration_names_another_run():
     assert STAGED.replace(calibration=0.1).start_from.calibration == 0.1, "no stage may train on it"
 
 
-def test_clients_name_another_run_and_none_name_the_same():
-    assert RunSpec(clients=0, concentration=0.1, local_epochs=1).digest == RunSpec().digest
-    many = RunSpec(clients=20, concentration=0.5, local_epochs=5, epochs=4)
-    assert len({spec.digest for spec in (RunSpec(epochs=4), many, many.replace(concentration=0.1))}) == 3
-    assert RunSpec.from_dict(json.loads(json.dumps(many.to_dict()))) == many
-    assert (many.passes, RunSpec(epochs=4).passes) == (20, 4)
-
-
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -89,15 +81,6 @@ def test_clients_name_another_run_and_none_name_the_same():
         ({"backbone": "cold"}, "backbone must be one of trained, frozen, frozen_shifted_norm, got 'cold'"),
         ({"backbone": "frozen"}, "backbone must be 'trained' unless start_from (--from) names a run, got 'frozen'"),
         ({"head_rate": 0.0}, "head_rate must be a positive finite number, got 0.0"),
-        ({"clients": -1}, "clients must be a whole number; 0 is ordinary training, got -1"),
-        ({"clients": 2.0}, "clients must be a whole number; 0 is ordinary training, got 2.0"),
-        ({"clients": True}, "clients must be a whole number; 0 is ordinary training, got True"),
-        ({"concentration": 1.0}, "concentration must be 0.1 unless clients (--clients) share the images, got 1.0"),
-        ({"local_epochs": 5}, "local_epochs must be 1 unless clients (--clients) share the images, got 5"),
-        ({"clients": 2, "concentration": 0.0}, "concentration must be a positive finite number, such as 0.1; the sm"),
-        ({"clients": 2, "local_epochs": 0}, "local_epochs must be a whole number of at least 1, got 0"),
-        ({"clients": 2, "sampler": "class_balanced"}, "sampler must be 'instance' with clients, or clients 0, got '"),
-        ({"clients": 2, "start_from": RunSpec()}, "clients must be 0 in a run that starts from another (--from)"),
         ({"start_from": RunSpec(seed=1, head="plain")}, "these differ in head, seed. Change both"),
     ],
 )

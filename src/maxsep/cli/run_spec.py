@@ -87,8 +87,7 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
         changes["loss_options"] = options(**kept | dict(loss_options(loss, own.get("loss_options"))))
     if "schedule" in own:
         changes["schedule_options"] = ()
-    alone = {name: getattr(RunSpec, name) for name in ("clients", "concentration", "local_epochs")}
-    return checked(first.replace(start_from=first, features_at=(), **alone | changes))  # on all images together
+    return checked(first.replace(start_from=first, features_at=(), **changes))
 
 
 def check_unchanged(run: RunResult, data: Path | None, advice: str) -> None:
@@ -147,8 +146,8 @@ def loss_options(loss: str, given: Sequence[str] | None) -> Options:
 def head_options(head: str, given: Sequence[str] | None) -> Options:
     """Read NAME=VALUE pairs of a head: true and false, numbers or words, as the default of the option is one.
 
-    >>> head_options("etf", ["normalise=true, temperature=0.1", "rotation=0"])
-    (('normalise', True), ('rotation', 0), ('temperature', 0.1))
+    >>> head_options("etf", ["normalise=true, reserved=2", "rotation=0"])
+    (('normalise', True), ('reserved', 2), ('rotation', 0))
     """
     from maxsep import heads
 

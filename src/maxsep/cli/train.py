@@ -59,12 +59,6 @@ HeadOption = Annotated[
         "with all that the head has.",
     ),
 ]
-Clients = Annotated[
-    int, typer.Option(min=0, help="Federated averaging over so many clients; an epoch is a round then.")
-]
-Concentration = Annotated[
-    float, typer.Option(help="Of the Dirichlet distribution by which clients share classes: small, and each has few.")
-]
 Augmentation = Annotated[
     str | None,
     typer.Option(
@@ -130,9 +124,6 @@ def command(
     backbone: Backbone = _DEFAULT.backbone,
     logit_scaling: Scaling = False,
     head_rate: HeadRate = _DEFAULT.head_rate,
-    clients: Clients = _DEFAULT.clients,
-    concentration: Concentration = _DEFAULT.concentration,
-    local_epochs: Annotated[int, typer.Option(min=1, help="Of every client in a round.")] = _DEFAULT.local_epochs,
     data: Data = None,
     download: Download = False,
     runs: Runs = Path("runs"),
@@ -170,7 +161,7 @@ def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) 
 
 
 def _opening(spec: RunSpec, typed: set[str], images: int | None) -> str:
-    """Name what was chosen for a folder, who shares the images, and what a second stage takes over; or nothing.
+    """Name what was chosen for a folder, and what a second stage takes over; or nothing.
 
     Args:
         spec: The run.
@@ -182,28 +173,13 @@ def _opening(spec: RunSpec, typed: set[str], images: int | None) -> str:
     if first is None:
         is_own = spec.dataset.startswith(("folder:", "imagenet"))
         chosen = _chosen(spec, typed) if images is not None and is_own else ""
-        told = [f"{spec.dataset}: {counted}{chosen}"] if chosen else []
-        return "\n".join(told + ([_shared(spec)] if spec.clients else []))
+        return f"{spec.dataset}: {counted}{chosen}" if chosen else ""
     sized = "" if "batch_size" in typed else " (--batch-size names another size)"
     epochs = f"{spec.epochs} epoch{'' if spec.epochs == 1 else 's'} of {spec.optimiser} at {spec.learning_rate:g}"
     return (
         f"stage {spec.stage}, from the weights of {first.name}: {epochs}, {counted}batches of {spec.batch_size}{sized}"
         "; what is not given is as it was there"
     )
-
-
-def _shared(spec: RunSpec) -> str:
-    """Name the clients and their rounds, which are counted as epochs.
-
-    >>> _shared(RunSpec(clients=10, epochs=1, local_epochs=2))
-    '10 clients, concentration 0.1: 1 round of 2 local epochs each; an epoch below is a round'
-    """
-    rounds, local = (
-        f"{count} {what}{'' if count == 1 else 's'}"
-        for count, what in ((spec.epochs, "round"), (spec.local_epochs, "local epoch"))
-    )
-    clients = f"{spec.clients} client{'' if spec.clients == 1 else 's'}, concentration {spec.concentration:g}"
-    return f"{clients}: {rounds} of {local} each; an epoch below is a round"
 
 
 def _chosen(spec: RunSpec, typed: set[str]) -> str:

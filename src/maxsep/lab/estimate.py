@@ -105,7 +105,7 @@ class Estimator:
         """Predict how long a run will take from where it stands."""
         if spec.dataset not in self._sizes:  # the files of a folder are counted once
             self._sizes[spec.dataset] = class_sizes(spec.dataset)
-        whole = num_train(spec, self._sizes[spec.dataset]) * spec.passes
+        whole = num_train(spec, self._sizes[spec.dataset]) * spec.epochs
         left = whole * self._remaining(spec)
         start = self._start(spec)
         for kind, keys in (("same setting", ("dataset", "precision")), ("same network", ())):
@@ -191,7 +191,7 @@ def _measure(path: Path) -> tuple[_Measured, bool] | None:
     try:
         assert result is not None
         spec = RunSpec.from_dict(result["spec"])
-        images = float(result["metrics"].get("num_train") or num_train(spec)) * spec.passes
+        images = float(result["metrics"].get("num_train") or num_train(spec)) * spec.epochs
         seconds = float(result["seconds"])
         start = None if wall is None else max(0.0, float(wall["seconds"]) - seconds)
         on_gpu = not str(result["hardware"]["device"]).lower().startswith("cpu")

@@ -88,15 +88,6 @@ class RunSpec:
     """Epochs, counted from 1, after which features of known and unknown test images are kept; then the mean norms of
     both are logged in every epoch. For open-set splits, which have unknown images."""
 
-    clients: int = 0
-    """If positive: federated averaging. So many clients share the training images; an epoch is a round, in which each
-    trains from the common weights, and the mean of theirs, weighted by images, becomes the next common weights."""
-    concentration: float = 0.1
-    """Of the Dirichlet distribution by which clients share each class: small, and each has a few classes; large, and
-    all have the same. `subset_seed` draws it, so that runs of all seeds have the same clients."""
-    local_epochs: int = 1
-    """How often a client goes through its own images in a round."""
-
     def __post_init__(self) -> None:
         """Refuse values that no run could mean."""
         _require(0 < self.imbalance <= 1, "imbalance", self.imbalance, "a number in (0, 1]; 1 is balanced")
@@ -111,23 +102,6 @@ class RunSpec:
             frozen = tuple(sorted((str(key), _freeze(item)) for key, item in dict(value).items()))
             object.__setattr__(self, name, frozen)
         self._check_training()
-        self._check_clients()
-
-    def _check_clients(self) -> None:
-        clients, local = self.clients, self.local_epochs
-        _require(_whole(clients) and clients >= 0, "clients", clients, "a whole number; 0 is ordinary training")
-        if clients == 0:
-            # else equal runs would have two names
-            for name in ("concentration", "local_epochs"):
-                value, default = getattr(self, name), getattr(RunSpec, name)
-                _require(value == default, name, value, f"{default} unless clients (--clients) share the images")
-            return
-        share = self.concentration
-        allowed = "a positive finite number, such as 0.1; the smaller, the less alike clients are"
-        _require(share > 0 and math.isfinite(share), "concentration", share, allowed)
-        _require(_whole(local) and local >= 1, "local_epochs", local, "a whole number of at least 1")
-        _require(self.sampler == "instance", "sampler", self.sampler, "'instance' with clients, or clients 0")
-        _require(self.start_from is None, "clients", clients, "0 in a run that starts from another (--from)")
 
     def _check_training(self) -> None:
         least = "a number in (0, 1), as Nesterov's form needs it" if self.nesterov else "a number in [0, 1)"
@@ -149,15 +123,6 @@ class RunSpec:
                 f"a run and the run it starts from must agree in {', '.join(SHARED_BY_STAGES)}; these differ in "
                 f"{', '.join(differing)}. Change both, as RunSpec.replace does."
             )
-
-    @property
-    def passes(self) -> int:
-        """How often training goes through all images: clients do so several times in an epoch, which is a round.
-
-        >>> RunSpec(epochs=40, clients=20, local_epochs=5).passes
-        200
-        """
-        return self.epochs * self.local_epochs
 
     @property
     def reweights(self) -> bool:
@@ -277,18 +242,14 @@ class Execution:
 def options(**values: Any) -> Options:
     """Freeze keyword options for a spec.
 
-    >>> options(temperature=2.0, normalise=True)
-    (('normalise', True), ('temperature', 2.0))
+    >>> options(rotation=0, normalise=True)
+    (('normalise', True), ('rotation', 0))
     """
     return tuple(sorted(values.items()))
 
 
 def _freeze(value: Any) -> Any:
     return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:

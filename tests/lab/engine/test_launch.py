@@ -21,11 +21,6 @@ from maxsep.lab.spec import Execution, RunSpec, options
             {"extra": options(compile_mode="default", compile_options="combo_kernels")},
             "takes compile_mode or compile_options, got both. Leave one of them out",
         ),
-        (
-            {"clients": 3},
-            {"device": "cpu", "devices": 2},
-            "clients take turns on one device, got 2 devices for 3 clients. Use one device, or leave clients out",
-        ),
         ({}, {"device": "cpu", "cuda_graph": True}, "cuda_graph needs a CUDA device"),
     ],
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from maxsep.lab.data.augment import Augmentation, augmentation
 from maxsep.lab.data.cifar import load_cifar
-from maxsep.lab.data.clients import dirichlet_clients
 from maxsep.lab.data.digits import load_digits
 from maxsep.lab.data.download import DownloadError, Progress
 from maxsep.lab.data.folder import FOLDER, load_folder, parse_address
@@ -36,7 +35,6 @@ __all__ = [
     "check_name",
     "check_outliers",
     "describe_test",
-    "dirichlet_clients",
     "hold_out",
     "is_known",
     "limit",

@@ -9,7 +9,6 @@ import torch
 from maxsep.lab.data import Data, augmentation, normalisation
 from maxsep.lab.engine.augmenting import CompiledAugmentation
 from maxsep.lab.engine.cuda_graph import CapturedStep
-from maxsep.lab.engine.federation import FederatedStep
 from maxsep.lab.engine.losses import Loss, build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
@@ -17,7 +16,6 @@ from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.placing import place
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.record import RunFolder
-from maxsep.lab.engine.rounds import Rounds
 from maxsep.lab.engine.seeds import derive
 from maxsep.lab.engine.stages import rest, take_over
 from maxsep.lab.engine.state import RandomStates
@@ -41,8 +39,8 @@ def assemble(
     """Build network, optimiser, step and generators on Fabric's device, and change torch's global random state."""
     mean, std = normalisation(spec.normalisation, data)
     data = place(data, fabric.device)
-    # a graph cannot hold what the host does in every step; clients have batches of too many sizes for a graph each
-    captures = execution.cuda_graph and data.train.images.device.type == "cuda" and not spec.clients
+    # a graph cannot hold what the host does in every step
+    captures = execution.cuda_graph and data.train.images.device.type == "cuda"
     network = build_model(spec, data.train.shape, data.train.num_classes)
     take_over(spec, network, folder.path.parent)
     if execution.channels_last:
@@ -54,7 +52,6 @@ def assemble(
         _compile(pipeline, spec, execution, fabric.world_size)
     model, wrapped = fabric.setup(pipeline, optimiser)
     random = _generators(spec, fabric)
-    order = Rounds(spec, data.train.labels) if spec.clients else Order(spec, data.train.labels)
     loss = _loss(spec, data, fabric.device)
     step = Step(
         spec=spec,
@@ -73,13 +70,13 @@ def assemble(
         execution=execution,
         fabric=fabric,
         data=data,
-        order=order,
+        order=Order(spec, data.train.labels),
         mean=mean,
         std=std,
         pipeline=pipeline,
         optimiser=optimiser,
         loss=loss,
-        step=_around(step, order, optimiser, captures),
+        step=CapturedStep(step) if captures else step,
         random=random,
         folder=folder,
         progress=progress,
@@ -90,14 +87,6 @@ def assemble(
 def _loss(spec: RunSpec, data: Data, device: torch.device) -> Loss:
     loss = build_loss(spec, data.train.class_counts)
     return loss.to(device) if isinstance(loss, torch.nn.Module) else loss
-
-
-def _around(
-    step: Step, order: Order, optimiser: torch.optim.Optimizer, captures: bool
-) -> Step | CapturedStep | FederatedStep:
-    if isinstance(order, Rounds):
-        return FederatedStep(step, order, optimiser)
-    return CapturedStep(step) if captures else step
 
 
 def _augmentation(spec: RunSpec, execution: Execution, fabric: Any) -> Augmentation:

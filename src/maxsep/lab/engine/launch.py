@@ -82,11 +82,6 @@ def _check(spec: RunSpec, execution: Execution, device: str) -> None:
         raise ValueError(
             f"{execution.devices} devices were asked for, torch finds {torch.cuda.device_count()}. Ask for fewer."
         )
-    if execution.devices > 1 and spec.clients:
-        raise ValueError(
-            f"clients take turns on one device, got {execution.devices} devices for {spec.clients} clients. "
-            "Use one device, or leave clients out."
-        )
     if unknown := sorted(set(dict(execution.extra)) - set(EXTRA)):
         raise ValueError(f"unknown execution options: {', '.join(unknown)}. Known: {', '.join(EXTRA)}.")
     if {"compile_mode", "compile_options"} <= set(dict(execution.extra)):

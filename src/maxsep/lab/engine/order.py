@@ -49,10 +49,6 @@ class Order:
         sizes[-1] = self.images - self.batch_size * (self.steps - 1)
         return sizes
 
-    def place(self, position: int) -> tuple[int, int]:
-        """Say which step a position in an epoch is, of how many, as schedules count them."""
-        return position, self.steps
-
 
 def class_balanced(labels: Tensor, length: int, seed: int, consecutive: int = CONSECUTIVE) -> Tensor:
     """Draw positions so that every class comes equally often, however few images it has.

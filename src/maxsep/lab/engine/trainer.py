@@ -19,7 +19,6 @@ from maxsep.lab.engine.calibration import calibrate
 from maxsep.lab.engine.checkpoint import CheckpointError, load_point, save_point
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.evaluation import measure, predict
-from maxsep.lab.engine.federation import FederatedStep
 from maxsep.lab.engine.losses import Loss, reweight
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.nonfinite import check_losses
@@ -52,7 +51,7 @@ class Trainer:
     pipeline: Pipeline
     optimiser: Optimizer
     loss: Loss
-    step: Step | CapturedStep | FederatedStep
+    step: Step | CapturedStep
     random: RandomStates
     folder: RunFolder
     progress: Progress
@@ -112,7 +111,7 @@ class Trainer:
         self.pipeline.train()
         for position in range(state.step, self.steps):
             began = self.clock()
-            self.step.at(state.epoch, position, learning_rate(spec, state.epoch, *self.order.place(position)))
+            self.step.at(state.epoch, position, learning_rate(spec, state.epoch, position, self.steps))
             state.losses[position].copy_(self.step(batches[position]))
             state.step = position + 1
             state.epoch_seconds += self.clock() - began
@@ -126,7 +125,7 @@ class Trainer:
         state = self.state
         signum = self._agree(self.stop.signum) if self._may_stop() else 0
         done = state.epoch * self.steps + state.step
-        due = self.checkpoint_steps > 0 and done % self.checkpoint_steps == 0 and not self._amid_round()
+        due = self.checkpoint_steps > 0 and done % self.checkpoint_steps == 0
         if signum or due:
             self._save()
         if signum:
@@ -136,11 +135,7 @@ class Trainer:
 
     def _may_stop(self) -> bool:
         # processes must agree on a stop, and asking each other costs a wait: so only where an epoch ends
-        return (self.fabric.world_size == 1 or self.state.step == self.steps) and not self._amid_round()
-
-    def _amid_round(self) -> bool:
-        # the weights are a client's then; the common ones, and the sum so far, are in no resume point
-        return self.spec.clients > 0 and self.state.step < self.steps
+        return self.fabric.world_size == 1 or self.state.step == self.steps
 
     def _end_epoch(self) -> None:
         state, spec = self.state, self.spec

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from maxsep.lab.recipes import (
     beyond,
-    compatible,
     demo,
     errorbars,
     features2d,
-    federated,
     fisher,
     fixed,
     frequency,
@@ -42,7 +40,7 @@ _RECIPES: dict[str, Recipe] = {
         *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
         beyond.SEARCH,
         beyond.RECIPE,
-        *(module.RECIPE for module in (imagenet, ood, openset, features2d, compatible, federated, runtime, demo)),
+        *(module.RECIPE for module in (imagenet, ood, openset, features2d, runtime, demo)),
     )
 }
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from maxsep.lab.compatibility import compare_runs, is_done, partner
 from maxsep.lab.data import load, load_outliers, parse_open_set
 from maxsep.lab.detection import Wish, covers, ensure_detection, read_detection
 from maxsep.lab.recipes.timing import time_inference
@@ -66,34 +65,6 @@ class TimeInference:
             clock=place.clock,
         )
         return "" if done else "Inference is not timed yet: the budget was spent. The same command goes on."
-
-
-@dataclass(frozen=True)
-class Retrieve:
-    """Let pairs of runs that differ in their seed search in each other's galleries; see `lab/compatibility.py`."""
-
-    each_run: bool = False
-
-    def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
-        """Nothing is needed that training does not need."""
-
-    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
-        """Write `compatibility.json` into the folder of every second run."""
-        notes = []
-        for spec in specs:
-            other = partner(spec)
-            if other is None:
-                continue
-            folders = place.runs / spec.name, place.runs / other.name
-            if is_done(folders[0], other) or not all((folder / "result.json").is_file() for folder in folders):
-                continue
-            if not all((folder / "weights.safetensors").is_file() for folder in folders):
-                notes.append("Some runs were kept without weights, so they cannot be compared any more.")
-            elif place.is_late:
-                notes.append("Not all pairs are compared yet: the budget was spent. The same command goes on.")
-            else:
-                compare_runs(*folders, data_root=place.data_root, device=place.device)
-        return " ".join(dict.fromkeys(notes))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from maxsep.lab.compatibility import check_compatibility
 from maxsep.lab.report.beside import check_detection, check_features
 from maxsep.lab.spec import RunSpec
 
-_Beside = Literal["detection", "features", "compatibility"]
+_Beside = Literal["detection", "features"]
 _BESIDE = get_args(_Beside)
 """Files beside a result, by name."""
 _MARKS = ("spec.json", "result.json", "metrics.jsonl", "failure.json", "weights.safetensors", "resume")
@@ -39,8 +38,6 @@ class Record:
     """What `detection.json` says, if it is there and whole."""
     features: dict[str, Any] | None = None
     """Likewise `features.json`."""
-    compatibility: dict[str, Any] | None = None
-    """Likewise `compatibility.json`."""
 
     def value(self, metric: str) -> float | None:
         """A metric as a finite number, or nothing."""
@@ -55,7 +52,7 @@ class Problem:
     """A folder, or a file beside runs, that holds no usable result, and why."""
 
     folder: Path
-    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing", "detection", "features", "compatibility"]
+    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing", "detection", "features"]
     reason: str
 
     @property
@@ -136,7 +133,6 @@ def read_run(folder: str | Path) -> Record | Problem:
             resumed=int(result.get("resumed") or 0),
             detection=_whole(folder / "detection.json", check_detection),
             features=_whole(folder / "features.json", check_features),
-            compatibility=_whole(folder / "compatibility.json", check_compatibility),
         )
     except KeyError as error:
         return Problem(folder, "broken", f"result.json has no field {error}")
@@ -159,7 +155,6 @@ def _beside(record: Record) -> Iterable[Problem]:
     checks: dict[_Beside, Callable[[dict[str, Any]], None]] = {
         "detection": check_detection,
         "features": check_features,
-        "compatibility": check_compatibility,
     }
     for kind, check in checks.items():
         content = getattr(record, kind)

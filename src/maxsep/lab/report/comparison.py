@@ -14,7 +14,7 @@ from maxsep.lab.spec import Options, RunSpec, options
 
 HEADS = (
     *("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer"),
-    *("orthonormal", "etf", "hpn"),
+    *("etf", "hpn"),
     *("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine"),
 )
 MATRIX_HEADS = ("maxsep", "cosine_maxsep", "maxsep_cosine")
@@ -36,7 +36,6 @@ _IN_WORDS = {
     "reweight_from": "re-weighted from epoch {}",
     "smooth_head": "{} for the most frequent class",
     "smooth_tail": "{} for the rarest",
-    "temperature": "temperature {}",
     "rotation": "rotation {}",
 }
 """Options whose names say too little in a table."""

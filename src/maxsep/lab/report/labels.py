@@ -18,7 +18,7 @@ NETWORKS = {
 }
 _QUIET = (
     *("dataset", "network", "imbalance", "validation", "normalisation"),
-    *("schedule", "schedule_options", "evaluate_every", "features_at", "clients", "concentration"),
+    *("schedule", "schedule_options", "evaluate_every", "features_at"),
 )
 """Fields a label says in its own words, or that follow from the others in every protocol."""
 _OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
@@ -64,17 +64,15 @@ def network_label(name: str) -> str:
 def differences(specs: Sequence[RunSpec]) -> dict[RunSpec, str]:
     """Say of each setting in which other fields (epochs, precision, ...) it differs from the others shown.
 
-    Dataset, network and balance are said elsewhere. Clients are always said, and runs with clients have peers with
-    clients only: they are in no table with the others.
+    Dataset, network and balance are said elsewhere.
 
-    >>> spec = RunSpec(clients=20)
-    >>> differences([spec])[spec]
-    '20 clients, Dirichlet 0.1'
+    >>> specs = [RunSpec(epochs=20), RunSpec(epochs=40)]
+    >>> list(differences(specs).values())
+    ['20 epochs', '40 epochs']
     """
     told = {}
     for spec in specs:
         peers = [other for other in specs if (other.dataset, other.network) == (spec.dataset, spec.network)]
-        peers = [other for other in peers if (other.clients > 0) == (spec.clients > 0)]
         # what a second stage has of its own may follow from the imbalance, which is told already
         second = spec.start_from is not None
         alike = [peer for peer in peers if (peer.start_from is not None) == second]
@@ -83,14 +81,8 @@ def differences(specs: Sequence[RunSpec]) -> dict[RunSpec, str]:
         if "optimiser" in varying and _follows(peers):
             varying = [name for name in varying if name not in _OF_OPTIMISER]
         words = filter(None, (_field_in_words(name, getattr(spec, name)) for name in varying))
-        told[spec] = ", ".join([*(["second stage"] if second else []), *_clients(spec), *words])
+        told[spec] = ", ".join([*(["second stage"] if second else []), *words])
     return told
-
-
-def _clients(spec: RunSpec) -> list[str]:
-    if not spec.clients:
-        return []
-    return [f"{spec.clients} client{'' if spec.clients == 1 else 's'}, Dirichlet {spec.concentration:g}"]
 
 
 def _loud_fields() -> list[str]:

@@ -27,7 +27,6 @@ DEFINITIONS = (
     ("learnable matrix", "The matrix as the starting point of a trained one."),
     ("extra layer", "One more trained layer with a random start in place of the matrix."),
     ("etf", "The matrix directly on the features, or on fixed directions of them, with no trained layer between."),
-    ("orthonormal", "The control of etf: class vectors that are fixed too, at right angles."),
     ("hpn", "Class vectors pushed apart by gradient descent before training (Mettes et al.)."),
     ("cosine", "A plain head that compares directions: logits are cosines with trained vectors (LDAM's head)."),
     ("cosine maxsep", "The matrix behind a cosine layer of one output less: LDAM with the matrix, first reading."),
@@ -72,7 +71,7 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     records = collection.records
     seeds = sorted({record.spec.seed for record in records})
     seconds = sum(record.seconds or 0.0 for record in records)
-    images = sum((record.value("num_train") or 0.0) * record.spec.passes for record in records)
+    images = sum((record.value("num_train") or 0.0) * record.spec.epochs for record in records)
     found = [
         ("runs finished", str(len(records))),
         ("runs without a result", str(sum(problem.is_run for problem in collection.problems))),

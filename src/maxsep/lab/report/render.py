@@ -17,9 +17,7 @@ from maxsep.lab.report.beyond import beyond_section, search_section
 from maxsep.lab.report.collect import Collection, collect
 from maxsep.lab.report.commands import commands as training_commands
 from maxsep.lab.report.comparison import Setting, settings_of
-from maxsep.lab.report.compatible import compatible_section, compatible_sentences
 from maxsep.lab.report.family import Family, family
-from maxsep.lab.report.federated import federated_section, federated_sentences, has_clients
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.model import Finding, Report
 from maxsep.lab.report.runtime import is_timing, runtime_section
@@ -66,9 +64,7 @@ def build(
     test = [setting for setting in settings if setting.spec.validation == 0 and not is_timing(setting)]
     validation = [setting for setting in settings if setting.spec.validation > 0]
     chosen = sections.chosen_radii(validation)
-    # runs with clients are compared by the round: among the others, their tests would only weaken the correction
-    usual = [setting for setting in test if not has_clients(setting)]
-    closed = [setting for setting in usual if parse_open_set(setting.spec.dataset) is None]
+    closed = [setting for setting in test if parse_open_set(setting.spec.dataset) is None]
     for setting in closed:
         setting.chosen = chosen.get(setting.spec, {})
     tests = family(closed)
@@ -88,10 +84,8 @@ def build(
         outliers.outliers_section(test),
         openset.openset_section(test),
         features.features_section(test),
-        compatible_section(test),
-        federated_section(test),
         sections.curves_section(closed),
-        runtime_section([s for s in settings if s.spec.validation == 0 and not has_clients(s)], collection.timings),
+        runtime_section([s for s in settings if s.spec.validation == 0], collection.timings),
     )
     return Report(
         title=title,
@@ -109,17 +103,12 @@ def build(
 
 
 def _finding(closed: list[Setting], tests: Family, test: list[Setting]) -> Finding:
-    """What the accuracies say, and after that what was found outside the known classes, across models, with clients."""
-    others = {
-        "Known against unknown classes": [*outliers.outlier_sentences(test), *openset.openset_sentences(test)],
-        "Embeddings of models that were trained apart": compatible_sentences(test),
-        "Clients that see different classes": federated_sentences(test),
-    }
-    said = [sentence for sentences in others.values() for sentence in sentences]
-    if not closed and said:
-        return Finding(next(headline for headline, sentences in others.items() if sentences), tuple(said))
+    """What the accuracies say, and after that what was found outside the known classes."""
+    outside = [*outliers.outlier_sentences(test), *openset.openset_sentences(test)]
+    if not closed and outside:
+        return Finding("Known against unknown classes", tuple(outside))
     found = find(closed, tests)
-    return Finding(found.headline, (*found.sentences, *said))
+    return Finding(found.headline, (*found.sentences, *outside))
 
 
 def write(report: Report, out: str | Path) -> Path:
