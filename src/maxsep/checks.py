@@ -73,15 +73,6 @@ def check_basis(basis: Any) -> Basis:
     return found
 
 
-def check_positive(name: str, value: Any) -> float:
-    """Return a positive finite number as a float, or say what is wrong with it.
-
-    >>> check_positive("temperature", 2)
-    2.0
-    """
-    return _check_positive(name, value, "Pass a positive float.", "Pass a positive float.")
-
-
 def check_floating(x: Any, name: str = "x") -> Tensor:
     """Return a real floating-point tensor, or say what is wrong with it.
 

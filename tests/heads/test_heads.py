@@ -52,8 +52,8 @@ def test_without_bias(x):
 
 def test_representation():
     assert repr(MaxSeparationHead(12, 5, radius=0.1)) == "MaxSeparationHead(in_features=12, num_classes=5, radius=0.1)"
-    told = repr(heads.build("etf", 12, 5, reserved=2, normalise=True, temperature=0.5))
-    assert told == "ETFHead(in_features=12, num_classes=5, radius=1, normalise=True, temperature=0.5, reserved=2)"
+    told = repr(heads.build("etf", 12, 5, reserved=2, normalise=True))
+    assert told == "ETFHead(in_features=12, num_classes=5, radius=1, normalise=True, reserved=2)"
 
 
 @given(
@@ -144,7 +144,7 @@ def test_folded_head_is_plain_torch_with_the_same_logits(name, x):
 
 
 def test_folded_cosine_heads_keep_the_normalisation(x):
-    head = heads.build("etf", 12, 5, normalise=True, temperature=0.2)
+    head = heads.build("etf", 12, 5, radius=5.0, normalise=True)
     for scale in (1e-3, 1.0, 1e4):
         torch.testing.assert_close(head.folded()(x * scale), head(x * scale), atol=1e-5, rtol=1e-5)
 
@@ -166,7 +166,6 @@ def test_meta_device_then_to_empty(name, x):
 def test_state_dict_keys_are_frozen(name):
     expected = {
         "etf": {"_extra_state"},
-        "orthonormal": {"directions", "_extra_state"},
         "cosine": {"weight", "_extra_state"},
         "cosine_maxsep": {"weight", "_extra_state"},
         "hpn": {"weight", "bias", "prototypes", "_extra_state"},
@@ -177,7 +176,7 @@ def test_state_dict_keys_are_frozen(name):
 
 
 def test_state_dicts_may_be_averaged():
-    """As federated training does it: in float32, back in the precision that each tensor had."""
+    """In float32, back in the precision that each tensor had."""
     states = [MaxSeparationHead(12, 5, radius=0.3).state_dict() for _ in range(3)]
     averaged = {
         name: torch.stack([state[name].float() for state in states]).mean(0).to(states[0][name].dtype)
@@ -262,7 +261,7 @@ def test_heads_without_a_radius_say_so():
 def test_registry():
     assert set(heads.names()) == {
         "maxsep", "plain", "scaled", "centred", "twin", "learnable_matrix", "extra_layer", "etf", "hpn",
-        "cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine", "orthonormal",
+        "cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine",
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"unknown head 'nope'. Known: .*maxsep"):
         heads.build("nope", 12, 5)
@@ -320,13 +319,6 @@ def test_symbolic_traces(name, x):
     head = small(name).eval()
     traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(12, 12), head))
     torch.testing.assert_close(traced(x), nn.Sequential(traced.get_submodule("0"), head)(x))
-
-
-def test_temperature_is_called_by_its_name():
-    with pytest.raises(ValueError, match=r"temperature must be positive and finite, got 0"):
-        heads.build("etf", 12, 5, temperature=0)
-    with pytest.raises(TypeError, match=r"temperature must be a number, got str 'hot'"):
-        heads.build("etf", 12, 5, temperature="hot")
 
 
 def test_name_of_a_head():

@@ -1,4 +1,4 @@
-"""Heads with nothing trained behind the features, `maxsep.heads.on_features`: etf, and its control orthonormal."""
+"""Heads with nothing trained behind the features, `maxsep.heads.on_features`: etf."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def x():
 def test_etf_is_the_simplex_on_the_features(x):
     head = heads.build("etf", 12, 5, radius=0.5)
     torch.testing.assert_close(head(x), 0.5 * x[:, :4] @ simplex(5))
-    cosine = heads.build("etf", 4, 5, normalise=True, temperature=0.1)
+    cosine = heads.build("etf", 4, 5, radius=10.0, normalise=True)
     y = x[:, :4]
     torch.testing.assert_close(cosine(y), 10 * nn.functional.normalize(y, dim=1) @ simplex(5))
     reserved = heads.build("etf", 12, 5, reserved=3)
@@ -52,8 +52,8 @@ def test_directions_of_another_rotation_are_refused():
 
 
 def test_more_classes_keep_the_directions_of_the_first():
-    few, many = heads.build("orthonormal", 12, 5), heads.build("orthonormal", 12, 9)
-    torch.testing.assert_close(many.directions[:5], few.directions)
+    few, many = heads.build("etf", 12, 5, rotation=0), heads.build("etf", 12, 9, rotation=0)
+    torch.testing.assert_close(many.directions[:4], few.directions)
 
 
 def test_directions_are_drawn_whatever_device_is_the_default():
@@ -63,26 +63,12 @@ def test_directions_are_drawn_whatever_device_is_the_default():
     assert heads.optimise_prototypes(4, 3, iterations=7).device.type == "cpu"
 
 
-def test_orthonormal_head_has_fixed_vectors_at_right_angles(x):
-    head = heads.build("orthonormal", 12, 5, radius=2.0)
-    torch.testing.assert_close(head.directions @ head.directions.T, torch.eye(5))
-    torch.testing.assert_close(head(x), 2 * x @ head.directions.T)
-    cosine = heads.build("orthonormal", 12, 5, normalise=True, temperature=0.1, bias=True)
-    torch.testing.assert_close(cosine(x), 10 * nn.functional.normalize(x, dim=1) @ head.directions.T)
-    assert [name for name, _ in cosine.named_parameters()] == ["bias"]
-    assert "temperature=0.1" in repr(cosine)
-    with pytest.raises(ValueError, match=r"5 class vectors at right angles need at least as many .* got in_features=4"):
-        heads.build("orthonormal", 4, 5)
-    with pytest.raises(ValueError, match="rotation"):
-        heads.build("orthonormal", 12, 5, rotation=-1)
-
-
 def test_directions_move_and_are_made_as_other_tensors_are():
     head = heads.build("etf", 12, 5, rotation=0).to(torch.float64)
     assert head.class_vectors().dtype == head.directions.dtype == torch.float64
     assert head.half()(torch.zeros(2, 12, dtype=torch.float16)).dtype == torch.float16
     with torch.device("meta"):
-        empty = heads.build("orthonormal", 12, 5)
+        empty = heads.build("etf", 12, 5, rotation=0)
     assert empty.directions.is_meta
     empty.to_empty(device="cpu").reset_parameters()
-    assert torch.equal(empty.directions, heads.build("orthonormal", 12, 5).directions)
+    assert torch.equal(empty.directions, heads.build("etf", 12, 5, rotation=0).directions)

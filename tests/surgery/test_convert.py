@@ -6,11 +6,9 @@ from maxsep.surgery.convert import HeadRecord, fit_to_model, records_of
 
 
 def test_records_say_all_that_is_needed_to_build_the_head_again():
-    model = nn.Sequential(ETFHead(9, 4, 2.0, reserved=1, temperature=0.5), MaxSeparationHead(4, 3, bias=False))
+    model = nn.Sequential(ETFHead(9, 4, 2.0, reserved=1), MaxSeparationHead(4, 3, bias=False))
     etf, maxsep = records_of(model)
-    assert etf == HeadRecord(
-        "0", "etf", 9, 4, 2.0, {"bias": False, "normalise": False, "temperature": 0.5, "reserved": 1}
-    )
+    assert etf == HeadRecord("0", "etf", 9, 4, 2.0, {"bias": False, "normalise": False, "reserved": 1})
     assert maxsep == HeadRecord("1", "maxsep", 4, 3, 1.0, {"bias": False})
 
 

@@ -86,7 +86,7 @@ def test_random_state_is_left_alone():
 @pytest.mark.parametrize("normalise", [False, True])
 def test_etf_grows_into_its_reserved_vertices(normalise):
     torch.manual_seed(0)
-    head = ETFHead(12, 4, 2.0, normalise=normalise, temperature=0.5, reserved=3, bias=True).eval()
+    head = ETFHead(12, 4, 2.0, normalise=normalise, reserved=3, bias=True).eval()
     with torch.no_grad():
         head.bias.normal_()
     x = torch.randn(10, 12)

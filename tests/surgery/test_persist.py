@@ -82,7 +82,7 @@ def test_every_head_into_its_like_and_into_its_folded_form(name, tmp_path):
 
 
 def test_options_of_a_head_survive_folding(tmp_path):
-    model = nn.Sequential(build("etf", 4, 3, 2.0, normalise=True, temperature=0.5, reserved=1, bias=True))
+    model = nn.Sequential(build("etf", 4, 3, 2.0, normalise=True, reserved=1, bias=True))
     maxsep.save(model, tmp_path / "m")
     plain = maxsep.fold(nn.Sequential(build("etf", 4, 3, 9.0, normalise=True, reserved=1, bias=True)))
     maxsep.load(tmp_path / "m", plain)

@@ -4,7 +4,6 @@ from maxsep.analysis.angles import pairwise_angles
 from maxsep.analysis.calibration import expected_calibration_error
 from maxsep.analysis.collapse import neural_collapse
 from maxsep.analysis.fisher import angular_fisher_score
-from maxsep.analysis.retrieval import recall_at_1
 from maxsep.analysis.separation import class_mean_separation
 from maxsep.analysis.shots import accuracy_by_shot, per_class_accuracy, shot_groups
 
@@ -16,6 +15,5 @@ __all__ = [
     "neural_collapse",
     "pairwise_angles",
     "per_class_accuracy",
-    "recall_at_1",
     "shot_groups",
 ]

@@ -7,7 +7,7 @@ from maxsep.heads.controls import CentredHead, PlainHead, ScaledHead, TwinHead
 from maxsep.heads.cosine import CentredCosineHead, CosineHead, CosineMaxSeparationHead, MaxSeparationCosineHead
 from maxsep.heads.fixed import HPNHead
 from maxsep.heads.maxsep import MaxSeparation, MaxSeparationHead
-from maxsep.heads.on_features import ETFHead, OrthonormalHead
+from maxsep.heads.on_features import ETFHead
 from maxsep.heads.prototypes import optimise_prototypes
 from maxsep.heads.registry import build, names, option_defaults, register
 from maxsep.heads.scaling import LogitScaledHead
@@ -29,7 +29,6 @@ __all__ = [
     "MaxSeparation",
     "MaxSeparationCosineHead",
     "MaxSeparationHead",
-    "OrthonormalHead",
     "PlainHead",
     "ScaledHead",
     "TwinHead",

@@ -1,4 +1,4 @@
-"""Heads with nothing trained behind the features but, if asked for, a bias: `etf` and its control `orthonormal`."""
+"""The head with nothing trained behind the features but, if asked for, a bias: `etf`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_num_classes, check_positive
+from maxsep.checks import check_count, check_num_classes
 from maxsep.heads.base import Head, linear_from
 from maxsep.heads.fixed import unit_norm_then_linear
 from maxsep.heads.prototypes import orthonormal_rows
@@ -18,13 +18,13 @@ from maxsep.heads.registry import register
 from maxsep.ops import separate
 from maxsep.simplex import simplex
 
-__all__ = ["ETFHead", "OrthonormalHead"]
+__all__ = ["ETFHead"]
 
 torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
 class _OnFeatures(Head):
-    """Class vectors that are known before training: logits = radius / temperature * v_j^T h, plus a bias.
+    """Class vectors that are known before training: logits = radius * v_j^T h, plus a bias.
 
     A subclass gives the `features` h, the logits and the `class_vectors`; `directions`, where there are some, are rows
     at right angles that `rotation` is the seed of.
@@ -40,7 +40,6 @@ class _OnFeatures(Head):
         radius: float,
         *,
         normalise: bool,
-        temperature: float,
         rotation: int | None,
         rows: int,
         bias: bool,
@@ -49,7 +48,6 @@ class _OnFeatures(Head):
     ) -> None:
         super().__init__(in_features, num_classes, radius)
         self.normalise = normalise
-        self.temperature = check_positive("temperature", temperature)
         self.rotation = None if rotation is None else check_count("rotation", rotation, least=0)
         self._like = torch.empty(0, device=device, dtype=dtype)  # a head without a tensor has none to tell them
         self.register_parameter("bias", nn.Parameter(self._like.new_empty(num_classes)) if bias else None)
@@ -83,11 +81,6 @@ class _OnFeatures(Head):
                 "be compared with those of that rotation. Build the head with the rotation that it was trained with."
             )
 
-    @property
-    def scale(self) -> float:
-        """By what products with the class vectors are multiplied."""
-        return self.radius / self.temperature
-
     def _taken(self, x: Tensor) -> Tensor:
         """Return x as it is compared: at length 1 if only directions count."""
         x = self._checked(x)
@@ -107,7 +100,6 @@ class _OnFeatures(Head):
     def extra_repr(self) -> str:
         """Say the sizes, the radius and what differs from the defaults."""
         told = super().extra_repr() + (", normalise=True" if self.normalise else "")
-        told += f", temperature={self.temperature:g}" if self.temperature != 1 else ""
         return told + (f", rotation={self.rotation}" if self.rotation is not None else "")
 
 
@@ -115,7 +107,7 @@ class _OnFeatures(Head):
 class ETFHead(_OnFeatures):
     """The simplex directly on the features, nothing trained after them (Zhu et al. 2021).
 
-    logits = radius / temperature * P^T h, where h are the first C-1 features (all features, L2-normalised first, with
+    logits = radius * P^T h, where h are the first C-1 features (all features, L2-normalised first, with
     `normalise`) or, with `rotation`, C-1 fixed directions of them at right angles. Classes have coordinates that are
     known before training and are the same in every run, so features of models that were trained apart can be compared.
 
@@ -123,8 +115,7 @@ class ETFHead(_OnFeatures):
         in_features: At least num_classes + reserved - 1; without `rotation`, features beyond that are not used.
         num_classes: C, at least 2.
         radius: Length of the class vectors.
-        normalise: Compare directions only: logits are radius / temperature times cosines.
-        temperature: Divides the logits.
+        normalise: Compare directions only: logits are radius times cosines.
         reserved: Vertices kept for classes that will come; the simplex is built for num_classes + reserved.
         rotation: Seed of directions that all features take part in. Models that are to be compared need the same one.
         bias: A trained bias per class, as in Zhu et al.'s code; off by default.
@@ -146,7 +137,6 @@ class ETFHead(_OnFeatures):
         radius: float = 1.0,
         *,
         normalise: bool = False,
-        temperature: float = 1.0,
         reserved: int = 0,
         rotation: int | None = None,
         bias: bool = False,
@@ -161,8 +151,8 @@ class ETFHead(_OnFeatures):
                 "of its own, or widen the network."
             )
         super().__init__(
-            in_features, num_classes, radius, normalise=normalise, temperature=temperature, rotation=rotation,
-            rows=width, bias=bias, device=device, dtype=dtype,
+            in_features, num_classes, radius, normalise=normalise, rotation=rotation, rows=width,
+             bias=bias, device=device, dtype=dtype,
         )  # fmt: skip
         self.reserved = int(reserved)
 
@@ -178,7 +168,7 @@ class ETFHead(_OnFeatures):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
-        logits = separate(self.features(x), self.scale)[..., : self.num_classes]
+        logits = separate(self.features(x), self.radius)[..., : self.num_classes]
         return logits if self.bias is None else logits + self.bias
 
     def class_vectors(self) -> Tensor:
@@ -188,7 +178,7 @@ class ETFHead(_OnFeatures):
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
         """Return the vertices in the space of the features; for `normalise`, of the normalised ones."""
-        vectors = self.class_vectors() * self.scale
+        vectors = self.class_vectors() * self.radius
         if self.directions is not None:
             return vectors @ self.directions, self.bias
         return F.pad(vectors, (0, self.in_features - self.width)), self.bias
@@ -196,70 +186,3 @@ class ETFHead(_OnFeatures):
     def extra_repr(self) -> str:
         """Say the sizes, the radius and what differs from the defaults."""
         return super().extra_repr() + (f", reserved={self.reserved}" if self.reserved else "")
-
-
-@register("orthonormal")
-class OrthonormalHead(_OnFeatures):
-    """Class vectors at right angles, drawn once and fixed: the control of `etf` with a `rotation`.
-
-    logits_j = radius / temperature * v_j^T x for orthonormal v_j, of x at length 1 with `normalise`. Beside it one sees
-    what the simplex does, and what already comes from class vectors that do not move.
-
-    Args:
-        in_features: At least num_classes.
-        num_classes: C, at least 2.
-        radius: Length of the class vectors.
-        normalise: Compare directions only.
-        temperature: Divides the logits.
-        rotation: Seed of the class vectors.
-        bias: A trained bias per class; off by default.
-        device: Where the class vectors and the bias are made.
-        dtype: Of these.
-
-    >>> head = OrthonormalHead(64, 10)
-    >>> head(torch.randn(2, 64)).shape, len(list(head.parameters()))
-    (torch.Size([2, 10]), 0)
-    """
-
-    directions: Tensor
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        radius: float = 1.0,
-        *,
-        normalise: bool = False,
-        temperature: float = 1.0,
-        rotation: int = 0,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        if check_count("in_features", in_features) < check_num_classes(num_classes):
-            raise ValueError(
-                f"{num_classes} class vectors at right angles need at least as many features, got "
-                f"in_features={in_features}. Use another head, or widen the network."
-            )
-        rotation = check_count("rotation", rotation, least=0)
-        super().__init__(
-            in_features, num_classes, radius, normalise=normalise, temperature=temperature, rotation=rotation,
-            rows=num_classes, bias=bias, device=device, dtype=dtype,
-        )  # fmt: skip
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return x, at length 1 if the head compares directions."""
-        return self._taken(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        logits = F.linear(self.features(x), self.directions) * self.scale
-        return logits if self.bias is None else logits + self.bias
-
-    def class_vectors(self) -> Tensor:
-        """Return the fixed vectors, (num_classes, in_features)."""
-        return self.directions
-
-    def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return the scaled vectors; for `normalise`, of normalised features."""
-        return self.directions * self.scale, self.bias

@@ -72,8 +72,8 @@ def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **
 def option_defaults(name: str) -> dict[str, Any]:
     """Give what a head takes beside its sizes, its radius, and where and in which precision it is made: the defaults.
 
-    >>> option_defaults("orthonormal")
-    {'normalise': False, 'temperature': 1.0, 'rotation': 0, 'bias': False}
+    >>> option_defaults("etf")
+    {'normalise': False, 'reserved': 0, 'rotation': None, 'bias': False}
     """
     given = {"self", "in_features", "num_classes", "radius", "device", "dtype"}
     found: dict[str, Any] = {}

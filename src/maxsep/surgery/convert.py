@@ -23,7 +23,7 @@ __all__ = ["HeadRecord", "fit_to_model", "records_of"]
 State = dict[str, Tensor]
 MATRIX = "matrix"
 """The kind of a MaxSeparation, which is a layer and no head."""
-OPTIONS = ("normalise", "temperature", "reserved", "rotation", "iterations")
+OPTIONS = ("normalise", "reserved", "rotation", "iterations")
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,6 @@ def _grown_etf(head: ETFHead, new_classes: int) -> ETFHead:
         head.num_classes + new_classes,
         head.radius,
         normalise=head.normalise,
-        temperature=head.temperature,
         reserved=head.reserved - new_classes,
         rotation=head.rotation,
         bias=head.bias is not None,
