@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
     "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, beyond_search, beyond, imagenet, ood, "
-    "openset, features2d, runtime, demo."
+    "openset, features2d, demo."
 )
 
 

@@ -140,7 +140,7 @@ def reproduce(
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> Summary:
-    """Train the runs of a recipe: the search for the radius, the runs it leads to, and timing where it is due.
+    """Train the runs of a recipe: the search for the radius, the runs it leads to, and the step after training.
 
     Args:
         recipe: What to run.
@@ -163,10 +163,10 @@ def reproduce(
 
     step = recipe.after
     place = Place(
-        runs=Path(runs), data_root=settings.get("data_root"), max_test=max_test, clock=clock,
+        runs=Path(runs), data_root=settings.get("data_root"), clock=clock,
         device=(settings.get("execution") or Execution()).device,
     )  # fmt: skip
-    if step is not None and step.each_run:
+    if step is not None:
         settings["after"] = lambda spec: step([spec], place)
     summary = run(specs, runs=runs, budget=left(), clock=clock, **settings)
     if recipe.sweep is not None and _may_choose(summary):
@@ -181,9 +181,6 @@ def reproduce(
 
 def _finish(step: After, specs: Sequence[RunSpec], place: Place, summary: Summary) -> None:
     """Take the last step, also for runs that were trained by an earlier call."""
-    if not step.each_run:
-        summary.notes += filter(None, [step(specs, place)])
-        return
     failed = {spec.name for spec, _ in summary.failed}
     notes = []
     for spec in (spec for spec in specs if spec.name not in failed):

@@ -41,7 +41,6 @@ TAIL = "dataset=cifar10,imbalance=0.1"
         ("fisher", TAIL, 0),
         ("fixed", TAIL, 3),
         ("prototypes", TAIL, 2),
-        ("runtime", "dataset=cifar10,network=convnet", 3),
         ("demo", None, 15),
     ],
 )
@@ -57,7 +56,7 @@ def test_recipe(data, runs, name, only, new):
 
 def test_and_its_report(runs, tmp_path):
     text = render(runs, tmp_path).read_text()
-    for section in ("accuracy", "radius", "fixed", "prototypes", "twin", "runtime", "frequency", "fisher"):
+    for section in ("accuracy", "radius", "fixed", "prototypes", "twin", "frequency", "fisher"):
         assert f'<section id="{section}">' in text, section
     assert "not testable" in text
     assert "not the same experiment" in text

@@ -192,7 +192,7 @@ def outside(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory):
-    """A folder with the demo's runs, a slice of the paper's, a twin, weights, timings and three bad folders."""
+    """A folder with the demo's runs, a slice of the paper's, a twin, weights and three bad folders."""
     runs = tmp_path_factory.mktemp("everything") / "runs"
     demo = recipes.get("demo")
     specs = demo.specs()
@@ -200,24 +200,9 @@ def everything(tmp_path_factory):
     for name, only in (("table1", "dataset=cifar10,imbalance=1|0.02"), ("fixed", "dataset=cifar100,imbalance=1")):
         write_all(runs, recipes.get(name).specs(only=only))
     write_all(runs, recipes.get("prototypes").specs(only="dataset=cifar10,imbalance=1"))
-    write_all(runs, recipes.get("runtime").specs(only="dataset=cifar10"))
     write_weights(runs, "cifar10-resnet34-hpn-s123", "head.prototypes", 9)
     write_weights(runs, "digits-lt0.02-mlp-plain-s0", "head.weight", 16)
     write_bad_folders(runs)
-    rows = [
-        {
-            "dataset": "cifar10",
-            "network": "resnet34",
-            "head": head,
-            "batch_size": 512,
-            "repeats": 15,
-            "median_seconds": 0.012 + 0.0001 * place,
-            "quartiles": [0.0115, 0.0125],
-            "images_per_second": 512 / 0.012,
-        }
-        for place, head in enumerate(("plain", "scaled", "maxsep"))
-    ]
-    (runs / "timing.json").write_text(json.dumps({"schema": 1, "device": "cpu", "rows": rows}))
     return runs
 
 

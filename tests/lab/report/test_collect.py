@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from maxsep.lab.report import render
 from maxsep.lab.report.collect import collect, read_run
 from maxsep.lab.spec import RunSpec
 
@@ -80,39 +79,6 @@ def test_the_same_run_twice_is_used_once_and_said(tmp_path, run_folder):
 def test_no_folder(tmp_path):
     with pytest.raises(ValueError, match=r"is not a folder. Give a run folder"):
         collect(tmp_path / "nowhere")
-
-
-def test_timings_travel_along(everything):
-    assert len(collect(everything).timings) == 1
-    assert json.dumps(collect(everything).timings[0])
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('{"rows": [', "timing.json is not valid JSON"),
-        ("{}", "there is no field 'rows'"),
-        ('{"rows": [{"head": "plain", "quartiles": [1, 2]}]}', "there is no field 'dataset'"),
-        (
-            '{"rows": [{"dataset": "a", "network": "b", "head": "c", "median_seconds": "x", "batch_size": 1, '
-            '"quartiles": [1, 2]}]}',
-            "a row holds a time that is not a positive number",
-        ),
-        (
-            '{"rows": [{"dataset": 3, "network": "b", "head": "c", "median_seconds": 1, "batch_size": 1, '
-            '"quartiles": [1, 2]}]}',
-            "a row does not name its dataset, network and head",
-        ),
-    ],
-)
-def test_damaged_timings_do_not_stop_the_report(tmp_path, run_folder, text, reason):
-    run_folder(tmp_path / "runs", SPEC)
-    path = tmp_path / "runs" / "timing.json"
-    path.write_text(text)
-    (problem,) = collect(tmp_path / "runs").problems
-    assert (problem.kind, problem.label) == ("timing", str(path))
-    assert reason in problem.reason
-    assert str(path) in render(tmp_path / "runs", tmp_path / "out").with_name("report.md").read_text()
 
 
 def test_a_failure_that_was_written_down_is_the_reason(tmp_path, run_folder):

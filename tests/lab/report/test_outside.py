@@ -301,11 +301,7 @@ def test_settings_of_one_name_are_told_apart(settings, page):
     labels = [setting.label for setting in settings]
     assert len(set(labels)) == len(labels)
     assert "CIFAR-100, WideResNet-40-2, balanced, optimiser adamw" in labels
-    text = page.read_text()
-    assert "CIFAR+ (5 splits), CIFAR10 (5 splits), SVHN (2 splits)" in text
-    speeds = text[text.index('<section id="runtime">') :]
-    assert "SVHN split 0, VGG32" in speeds
-    assert "SVHN split 1, VGG32" not in speeds
+    assert "CIFAR+ (5 splits), CIFAR10 (5 splits), SVHN (2 splits)" in page.read_text()
 
 
 def with_losses(recipe, only):

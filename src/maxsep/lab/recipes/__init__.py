@@ -5,17 +5,13 @@ from __future__ import annotations
 from maxsep.lab.recipes import (
     beyond,
     demo,
-    errorbars,
     features2d,
-    fisher,
     fixed,
-    frequency,
     imagenet,
     longtail,
     ood,
     openset,
     prototypes,
-    runtime,
     table1,
 )
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe, Sweep, canonical, choose_radii, validation_metric
@@ -37,19 +33,25 @@ __all__ = [
 _RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        *(module.RECIPE for module in (table1, errorbars, fixed, frequency, fisher, prototypes, longtail)),
+        *(module.RECIPE for module in (table1, fixed, prototypes, longtail)),
         beyond.SEARCH,
         beyond.RECIPE,
-        *(module.RECIPE for module in (imagenet, ood, openset, features2d, runtime, demo)),
+        *(module.RECIPE for module in (imagenet, ood, openset, features2d, demo)),
     )
 }
+_ALIASES = {
+    "errorbars": "table1",
+    "frequency": "table1",
+    "fisher": "table1",
+}
+"""Tables and figures of the paper that show the runs of another recipe."""
 
 
 def names() -> tuple[str, ...]:
-    """List the recipes.
+    """List the recipes, without the aliases that `get` also knows.
 
     >>> names()[:3]
-    ('table1', 'errorbars', 'fixed')
+    ('table1', 'fixed', 'prototypes')
     """
     return tuple(_RECIPES)
 
@@ -57,9 +59,10 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Recipe:
     """Find a recipe by name.
 
-    >>> get("table1").source
-    'Table 1'
+    >>> get("table1").source, get("fisher").name
+    ('Table 1', 'table1')
     """
+    name = _ALIASES.get(name, name)
     if name not in _RECIPES:
-        raise ValueError(f"unknown recipe {name!r}. Known recipes: {', '.join(_RECIPES)}.")
+        raise ValueError(f"unknown recipe {name!r}. Known recipes: {', '.join((*_RECIPES, *_ALIASES))}.")
     return _RECIPES[name]

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from maxsep.lab.data import load, load_outliers, parse_open_set
 from maxsep.lab.detection import Wish, covers, ensure_detection, read_detection
-from maxsep.lab.recipes.timing import time_inference
 from maxsep.lab.spec import RunSpec
 
 
@@ -21,7 +20,6 @@ class Place:
     runs: Path
     data_root: str | Path | None = None
     device: str = "auto"
-    max_test: int | None = None
     deadline: float | None = None
     clock: Callable[[], float]
 
@@ -32,11 +30,7 @@ class Place:
 
 
 class After(Protocol):
-    """A step after training. What is there already is not done again."""
-
-    @property
-    def each_run(self) -> bool:
-        """Whether the step belongs to every single run, right after its training, or to all of them together."""
+    """A step after the training of every run. What is there already is not done again."""
 
     def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
         """Raise if something is missing that the step will need."""
@@ -46,33 +40,10 @@ class After(Protocol):
 
 
 @dataclass(frozen=True)
-class TimeInference:
-    """Time the forward pass of every network and head, the heads taking turns."""
-
-    each_run: bool = False
-
-    def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
-        """Nothing is needed."""
-
-    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
-        """Write `timing.json` beside the runs."""
-        done = time_inference(
-            specs,
-            place.runs,
-            device=place.device,
-            batch_size=place.max_test,
-            deadline=place.deadline,
-            clock=place.clock,
-        )
-        return "" if done else "Inference is not timed yet: the budget was spent. The same command goes on."
-
-
-@dataclass(frozen=True)
 class Detect:
     """Score outliers with every run and write `detection.json` into its folder."""
 
     wish: Wish
-    each_run: bool = True
 
     def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
         """Read every set of outliers once, so that a missing one is one error before the first run."""

@@ -76,9 +76,8 @@ class Recipe:
         question: What it asks, in one sentence.
         blocks: Settings and the arms that run in them.
         seeds: The seeds of a full run; the first ones are taken when fewer are asked for.
-        runs_of: The recipe whose finished runs this one reads, if it needs none of its own.
         sweep: A search for the radius that comes first.
-        after: What is done with the trained runs, such as timing or detection.
+        after: What is done with the trained runs, such as detection.
     """
 
     name: str
@@ -87,7 +86,6 @@ class Recipe:
     question: str
     blocks: tuple[Block, ...]
     seeds: tuple[int, ...]
-    runs_of: str | None = None
     sweep: Sweep | None = None
     after: After | None = None
 

@@ -30,7 +30,6 @@ class Record:
     versions: dict[str, Any] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     seconds: float | None = None
-    images_per_second: float | None = None
     started: str = ""
     finished: str = ""
     resumed: int = 0
@@ -52,20 +51,18 @@ class Problem:
     """A folder, or a file beside runs, that holds no usable result, and why."""
 
     folder: Path
-    kind: Literal["unfinished", "failed", "broken", "duplicate", "timing", "detection", "features"]
+    kind: Literal["unfinished", "failed", "broken", "duplicate", "detection", "features"]
     reason: str
 
     @property
     def is_run(self) -> bool:
         """Whether a run's own result is missing, and not something beside it."""
-        return self.kind not in ("timing", *_BESIDE)
+        return self.kind not in _BESIDE
 
     @property
     def label(self) -> str:
-        """A run folder's name says enough; a file of timings needs its path."""
-        if self.kind in _BESIDE:
-            return f"{self.folder.parent.name}/{self.folder.name}"
-        return self.folder.name if self.is_run else str(self.folder)
+        """The name of a run folder, or of a file with that of its run folder."""
+        return self.folder.name if self.is_run else f"{self.folder.parent.name}/{self.folder.name}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,6 @@ class Collection:
 
     records: tuple[Record, ...]
     problems: tuple[Problem, ...]
-    timings: tuple[dict[str, Any], ...] = ()
 
 
 def collect(*folders: str | Path) -> Collection:
@@ -84,16 +80,10 @@ def collect(*folders: str | Path) -> Collection:
     """
     records: dict[str, Record] = {}
     problems: list[Problem] = []
-    timings: list[dict[str, Any]] = []
     for given in folders:
         root = Path(given)
         if not root.is_dir():
             raise ValueError(f"{root} is not a folder. Give a run folder, or a folder that holds run folders.")
-        for path in sorted(root.rglob("timing.json")):
-            try:
-                timings.append(_timing(path))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                problems.append(Problem(path, "timing", f"cannot be read as timings: {_one_line(error)}"))
         for folder in sorted(_run_folders(root)):
             found = read_run(folder)
             if isinstance(found, Problem):
@@ -105,7 +95,7 @@ def collect(*folders: str | Path) -> Collection:
             else:
                 records[found.spec.name] = found
                 problems += _beside(found)
-    return Collection(tuple(records.values()), tuple(problems), tuple(timings))
+    return Collection(tuple(records.values()), tuple(problems))
 
 
 def read_run(folder: str | Path) -> Record | Problem:
@@ -127,7 +117,6 @@ def read_run(folder: str | Path) -> Record | Problem:
             versions=dict(result.get("versions") or {}),
             hardware=dict(result.get("hardware") or {}),
             seconds=result.get("seconds"),
-            images_per_second=result.get("images_per_second"),
             started=str(result.get("started", "")),
             finished=str(result.get("finished", "")),
             resumed=int(result.get("resumed") or 0),
@@ -188,20 +177,6 @@ def _without_result(folder: Path) -> Problem:
 
 def _failure(record: dict[str, Any]) -> str:
     return " ".join(str(record["error"]).split())
-
-
-def _timing(path: Path) -> dict[str, Any]:
-    """Read a file of timings and touch every number that a table will show."""
-    found = _load(path)
-    for row in found["rows"]:
-        low, high = row["quartiles"]
-        names = (row["dataset"], row["network"], row["head"])
-        numbers = (row["median_seconds"], row["batch_size"], low, high)
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError("a row does not name its dataset, network and head")
-        if not all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers):
-            raise ValueError("a row holds a time that is not a positive number")
-    return found
 
 
 def _one_line(error: Exception) -> str:

@@ -27,7 +27,7 @@ def commands(records: Sequence[Record], folders: Sequence[str], given: Sequence[
     left = {record.spec.name: record.spec for record in records}
     there = set(left)
     for recipe in map(recipes.get, recipes.names()):
-        for call in () if recipe.runs_of else _calls(recipe, tuple(left.values())):
+        for call in _calls(recipe, tuple(left.values())):
             if found := call.among(tuple(left.values())):
                 seeds, only = call.range(found)
                 trained = {spec.name for spec in call.specs(seeds, only)}

@@ -20,7 +20,6 @@ from maxsep.lab.report.comparison import Setting, settings_of
 from maxsep.lab.report.family import Family, family
 from maxsep.lab.report.findings import find
 from maxsep.lab.report.model import Finding, Report
-from maxsep.lab.report.runtime import is_timing, runtime_section
 from maxsep.lab.report.shots import shots_section
 from maxsep.lab.report.statistics import TEST
 from maxsep.lab.report.svg import HEAD_COLOURS
@@ -61,7 +60,7 @@ def build(
 ) -> Report:
     """Work out everything a report says from the runs that were collected."""
     settings = settings_of(collection.records)
-    test = [setting for setting in settings if setting.spec.validation == 0 and not is_timing(setting)]
+    test = [setting for setting in settings if setting.spec.validation == 0]
     validation = [setting for setting in settings if setting.spec.validation > 0]
     chosen = sections.chosen_radii(validation)
     closed = [setting for setting in test if parse_open_set(setting.spec.dataset) is None]
@@ -85,7 +84,6 @@ def build(
         openset.openset_section(test),
         features.features_section(test),
         sections.curves_section(closed),
-        runtime_section([s for s in settings if s.spec.validation == 0], collection.timings),
     )
     return Report(
         title=title,
