@@ -87,7 +87,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train plain, its controls and maxsep on your data, and tell what the matrix adds to its control."""
-    from maxsep.lab.data import name_data
+    from maxsep.lab.data import name_data, with_order
     from maxsep.lab.durations import parse_budget
     from maxsep.lab.estimate import num_train
     from maxsep.lab.recipes.own_data import own_data, usual_batch
@@ -103,7 +103,7 @@ def command(
         augmentation=augmentation, optimiser=optimiser, learning_rate=learning_rate,
         batch_size=batch_size or usual_batch(num_train(RunSpec(dataset=name, imbalance=imbalance))),
     )  # fmt: skip
-    specs = [checked(spec) for spec in recipe.specs(precision=precision(device))]
+    specs = with_order(map(checked, recipe.specs(precision=precision(device))), data, download=download)
     how = execution(device, fast, {specs[0].network})
     settings = {"runs": runs, "data_root": data, "download": download, "execution": how}
     _compare(context, specs, settings, budget=limit, dry_run=dry_run, jobs=jobs, out=out, as_json=as_json)

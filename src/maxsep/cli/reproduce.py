@@ -56,6 +56,7 @@ def command(
 ) -> None:
     """Reproduce a table or figure: train what is missing, then write the report."""
     from maxsep.lab import grid, recipes
+    from maxsep.lab.data import with_order
     from maxsep.lab.durations import parse_budget
     from maxsep.lab.engine.launch import check_precision
     from maxsep.lab.report import render
@@ -64,7 +65,7 @@ def command(
     numbers = precision or default_precision(device)
     check_precision(numbers)
     limit = None if budget is None else parse_budget(budget)
-    specs = recipe.specs(seeds, epochs, only, numbers, max_train, max_test)
+    specs = with_order(recipe.specs(seeds, epochs, only, numbers, max_train, max_test), data, download=download)
     how = execution(device, fast, {spec.network for spec in specs})
     if dry_run:
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)

@@ -132,6 +132,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train one network with one head; a finished run is not trained again, a broken one goes on."""
+    from maxsep.lab.data import with_order
+
     # options have the names of the spec's fields
     given = {name: value for name, value in context.params.items() if name in RunSpec.__dataclass_fields__}
     typed = {name for name in context.params if was_typed(context, name)}
@@ -141,6 +143,7 @@ def command(
         given["head_options"], typed = head_option, typed | {"head_options"}
     if start is None:
         spec = first_stage(given | {"precision": precision or default_precision(device)}, data)
+        [spec] = with_order([spec], data, download=download)
     else:
         spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
         runs = beside(start, spec, runs if "runs" in typed else None)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from maxsep.lab.data import load, parse_open_set, with_order
 from maxsep.lab.durations import parse_budget
 from maxsep.lab.engine.record import FAILURE, RunFolder
 from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
@@ -155,7 +156,8 @@ def reproduce(
         clock: Seconds from any start.
         **settings: Passed on to `run`.
     """
-    specs = recipe.specs(seeds, epochs, only, precision, max_train, max_test)
+    chosen = recipe.specs(seeds, epochs, only, precision, max_train, max_test)
+    specs = with_order(chosen, settings.get("data_root"), download=settings.get("download", False))
     deadline = None if budget is None else clock() + parse_budget(budget)
 
     def left() -> float | None:
@@ -207,8 +209,6 @@ def check_data(
         data_root: Where the datasets lie.
         download: Whether missing datasets may be fetched.
     """
-    from maxsep.lab.data import load, parse_open_set
-
     needed = (spec.dataset for spec in specs if not is_finished(Path(runs) / canonical(spec).name))
     splits = {dataset: parse_open_set(dataset) for dataset in needed}
     for dataset in dict.fromkeys(split.source if split else dataset for dataset, split in splits.items()):

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SAMPLERS = ("instance", "class_balanced")
+ORDERED = ("cifar100",)
+"""Datasets whose files exist in more than one order of images."""
 BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
 RATES = {"sgd": 0.1, "adamw": 1e-3}
 """The learning rate of each optimiser where a user names none."""
 LDAM_SCALE = 30.0
 """By what the loss `ldam` multiplies its cosines where its options name no `scale`."""
 SHARED_BY_STAGES = (
-    *("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test"),
+    *("dataset", "imbalance", "subset_seed", "data_order", "validation", "calibration", "max_train", "max_test"),
     *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),
 )
 """What the stages of a run have in common: the data, the network and the seed."""
@@ -40,6 +42,9 @@ class RunSpec:
     """Smallest over largest class size; 1 leaves the data as it is."""
     subset_seed: int = 0
     """Seed of the long-tailed subset; protocols share 0, whatever the run's seed."""
+    data_order: str = ""
+    """"official": the training images of CIFAR-100 have the order of its authors' files. "" for all other data, and for
+    the recorded runs, whose files had another order. `data.with_order` sets it from the files."""
     validation: float = 0.0
     """If positive: this part of every training class is held out and evaluated; the test set is not read."""
     calibration: float = 0.0
@@ -91,6 +96,9 @@ class RunSpec:
     def __post_init__(self) -> None:
         """Refuse values that no run could mean."""
         _require(0 < self.imbalance <= 1, "imbalance", self.imbalance, "a number in (0, 1]; 1 is balanced")
+        orders = ("", "official") if self.dataset in ORDERED else ("",)
+        allowed = " or ".join(map(repr, orders)) + f" for {self.dataset}"
+        _require(self.data_order in orders, "data_order", self.data_order, allowed)
         _require(0 <= self.validation < 1, "validation", self.validation, "a fraction in [0, 1)")
         _require(0 <= self.calibration < 1, "calibration", self.calibration, "a fraction in [0, 1)")
         _require(self.radius > 0 and math.isfinite(self.radius), "radius", self.radius, "a positive finite number")

@@ -16,6 +16,7 @@ from maxsep.lab.data.locations import data_root, find_folder
 from maxsep.lab.data.long_tail import long_tail_counts, long_tail_indices
 from maxsep.lab.data.normalise import normalisation
 from maxsep.lab.data.open_set import OpenSet, known_data, parse_open_set
+from maxsep.lab.data.order import check_order, with_order
 from maxsep.lab.data.outliers import OUTLIERS, check_outliers, load_outliers, name_outliers, origin
 from maxsep.lab.data.sources import ensure
 from maxsep.lab.data.split import hold_out, limit
@@ -48,6 +49,7 @@ __all__ = [
     "origin",
     "parse_open_set",
     "prepare",
+    "with_order",
 ]
 
 
@@ -137,6 +139,7 @@ def prepare(
     """
     data = load(spec.dataset, root, download=download, progress=progress)
     train, test = data.train, data.test
+    check_order(spec, train.labels)
     if spec.imbalance < 1:
         chosen = long_tail_indices(train.labels, spec.imbalance, spec.subset_seed, num_classes=train.num_classes)
         train = train.subset(chosen)

@@ -24,7 +24,7 @@ from maxsep.lab.engine.runs import load_pipeline, load_run
 from maxsep.lab.spec import RunSpec
 
 FILE = "detection.json"
-_DATA = ("dataset", "imbalance", "subset_seed", "validation", "calibration", "max_train", "max_test")
+_DATA = ("dataset", "imbalance", "subset_seed", "data_order", "validation", "calibration", "max_train", "max_test")
 
 
 def detect(

@@ -32,7 +32,7 @@ def export_data(classifier: Classifier, root: str | Path | None = None, dataset:
     if dataset is not None:
         own = is_known(dataset) and dataset not in IMAGENET_NAMES  # their images have a size of their own
         size = None if own or "?size=" in dataset else height
-        spec = spec.replace(dataset=name_data(dataset, root, size))
+        spec = spec.replace(dataset=name_data(dataset, root, size), data_order="")
     try:
         data = prepare(spec, root)
     except FileNotFoundError as error:
