@@ -3,7 +3,7 @@
 The paper does not name the network of this figure; it compares with Table 1, so the ResNet is taken.
 """
 
-from maxsep.lab.recipes.protocol import RESNET, RESNET_ARMS, RESNET_RADIUS, cifar, seeds
+from maxsep.lab.recipes.protocol import RESNET, RESNET_ARMS, RESNET_RADIUS, cifar, seeds, subset_seed
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 
 RECIPE = Recipe(
@@ -23,4 +23,5 @@ RECIPE = Recipe(
         ),
     ),
     seeds=seeds(3),
+    subset_seed=subset_seed,
 )

@@ -4,7 +4,7 @@ The paper does not say how its row was trained. First the original squared cosin
 cross-entropy on dot products at the ResNet's radius, which differs from `maxsep` in the vectors alone.
 """
 
-from maxsep.lab.recipes.protocol import RESNET, RESNET_ARMS, RESNET_RADIUS, cifar, seeds
+from maxsep.lab.recipes.protocol import RESNET, RESNET_ARMS, RESNET_RADIUS, cifar, seeds, subset_seed
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.spec import options
 
@@ -24,4 +24,5 @@ RECIPE = Recipe(
         ),
     ),
     seeds=seeds(3),
+    subset_seed=subset_seed,
 )

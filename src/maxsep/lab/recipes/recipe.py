@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from maxsep.lab.recipes.after import After
 from maxsep.lab.recipes.selection import Selection
@@ -78,6 +79,7 @@ class Recipe:
         seeds: The seeds of a full run; the first ones are taken when fewer are asked for.
         sweep: A search for the radius that comes first.
         after: What is done with the trained runs, such as detection.
+        subset_seed: The seed of a run's long-tailed subset; by default that of its setting.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Recipe:
     seeds: tuple[int, ...]
     sweep: Sweep | None = None
     after: After | None = None
+    subset_seed: Callable[[RunSpec], int] = attrgetter("subset_seed")
 
     def specs(
         self,
@@ -114,7 +117,8 @@ class Recipe:
         """
         chosen = self._seeds(seeds)
         found = [] if self.sweep is None else list(self._sweep_specs(chosen))
-        found += [arm.on(setting).replace(seed=seed) for seed in chosen for setting, arm in self._pairs()]
+        seeded = [arm.on(setting).replace(seed=seed) for seed in chosen for setting, arm in self._pairs()]
+        found += [spec.replace(subset_seed=self.subset_seed(spec)) for spec in seeded]
         changed = (_override(spec, epochs, precision, max_train, max_test) for spec in found)
         return _once(Selection.parse(only).apply(list(changed)))
 
