@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from maxsep import heads
@@ -6,6 +8,8 @@ from maxsep.lab.engine.losses import loss_names
 from maxsep.lab.engine.schedules import learning_rate
 from maxsep.lab.recipes import Arm, choose_radii
 from maxsep.lab.spec import RunSpec
+
+RUNS = Path(__file__).parents[3] / "results" / "runs"
 
 
 def found(name, **wanted):
@@ -37,12 +41,22 @@ def test_table1_is_the_papers_grid():
     assert len(cells) == 2 * 5 * 2
     assert {(s.head, s.radius) for s in specs if s.network == "resnet34"} == {
         ("plain", 1.0),
-        ("scaled", 0.1),
         ("maxsep", 0.1),
     }
-    convnet = [(s.head, s.radius) for s in specs if s.network == "convnet"]
-    assert set(convnet) == {("plain", 1.0), ("maxsep", 1.0), ("scaled", 0.1), ("maxsep", 0.1)}
-    assert len(convnet) == 40, "scaled at radius 1 is plain and is listed once"
+    assert {(s.head, s.radius) for s in specs if s.network == "convnet"} == {("plain", 1.0), ("maxsep", 1.0)}
+    assert len(specs) == 2 * len(cells)
+
+
+def test_every_seed_of_table1_has_its_own_subset_where_no_recorded_one_counts():
+    for spec in recipes.get("table1").specs():
+        recorded = (spec.dataset, spec.imbalance, spec.network) == ("cifar10", 0.01, "resnet34")
+        assert spec.subset_seed == (0 if recorded or spec.imbalance == 1 else spec.seed - 123)
+
+
+def test_recorded_runs_of_cifar10_count_in_table1():
+    specs = recipes.get("table1").specs(precision="bf16-mixed", only="dataset=cifar10,imbalance=0.01,network=resnet34")
+    assert len(specs) == 6
+    assert all((RUNS / spec.name / "result.json").is_file() for spec in specs)
 
 
 def test_the_protocol():
@@ -87,7 +101,7 @@ def test_fixed_and_prototypes_share_the_runs_of_table1():
 def test_arms_of_one_seed_stay_together():
     specs = recipes.get("table1").specs()
     assert [s.seed for s in specs] == sorted(s.seed for s in specs)
-    assert [s.head for s in specs[:3]] == ["plain", "scaled", "maxsep"]
+    assert [s.head for s in specs[:2]] == ["plain", "maxsep"]
 
 
 def test_other_epochs_stretch_the_steps():

@@ -35,7 +35,7 @@ TAIL = "dataset=cifar10,imbalance=0.1"
 @pytest.mark.parametrize(
     ("name", "only", "new"),
     [
-        ("table1", TAIL, 7),
+        ("table1", TAIL, 4),
         ("errorbars", TAIL, 0),
         ("frequency", TAIL, 0),
         ("fisher", TAIL, 0),

@@ -1,5 +1,5 @@
 from maxsep.lab.recipes import longtail
-from maxsep.lab.report.collect import collect
+from maxsep.lab.report.collect import Record, collect
 from maxsep.lab.report.comparison import USUAL, Method, Setting, distinctions, duel, settings_of, several_losses
 from maxsep.lab.spec import RunSpec, options
 
@@ -182,3 +182,11 @@ def test_re_weighting_from_the_start_is_not_called_none():
         method = Method.of(RunSpec(head="cosine", loss="ldam", loss_options=options(**given)))
         assert method.label == "cosine (LDAM, re-weighted from epoch 0)"
     assert Method.of(RunSpec(head="cosine", loss="ldam")).label == "cosine (LDAM)"
+
+
+def test_seeds_with_their_own_subsets_are_one_setting(tmp_path):
+    spec = RunSpec(dataset="cifar10", imbalance=0.02, head="plain")
+    own = [spec.replace(seed=seed, subset_seed=seed - 123) for seed in (123, 124, 125)]
+    other = spec.replace(seed=123, subset_seed=7)
+    records = [Record(tmp_path, each, {"top1": 0.5}) for each in (*own, other)]
+    assert [len(setting.entries[Method.of(spec)].records) for setting in settings_of(records)] == [3, 1]

@@ -3,7 +3,7 @@
 The paper does not name the network of this figure; it compares with Table 1, so the ResNet is taken.
 """
 
-from maxsep.lab.recipes.protocol import RESNET, RESNET_ARMS, RESNET_RADIUS, cifar, seeds, subset_seed
+from maxsep.lab.recipes.protocol import RESNET, RESNET_PAIR, RESNET_RADIUS, cifar, seeds, subset_seed
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 
 RECIPE = Recipe(
@@ -15,7 +15,7 @@ RECIPE = Recipe(
         Block(
             settings=cifar(RESNET),
             arms=(
-                *RESNET_ARMS,
+                *RESNET_PAIR,
                 Arm(head="learnable_matrix", radius=RESNET_RADIUS),
                 Arm(head="extra_layer"),
                 Arm(head="etf"),

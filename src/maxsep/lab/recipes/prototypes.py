@@ -4,7 +4,7 @@ The paper does not say how its row was trained. First the original squared cosin
 cross-entropy on dot products at the ResNet's radius, which differs from `maxsep` in the vectors alone.
 """
 
-from maxsep.lab.recipes.protocol import RESNET, RESNET_ARMS, RESNET_RADIUS, cifar, seeds, subset_seed
+from maxsep.lab.recipes.protocol import RESNET, RESNET_PAIR, RESNET_RADIUS, cifar, seeds, subset_seed
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.spec import options
 
@@ -17,7 +17,7 @@ RECIPE = Recipe(
         Block(
             settings=cifar(RESNET, imbalances=(1.0, 0.1, 0.01)),
             arms=(
-                *RESNET_ARMS,
+                *RESNET_PAIR,
                 Arm(head="hpn", loss="squared_cosine"),
                 Arm(head="hpn", radius=RESNET_RADIUS, head_options=options(normalise=False)),
             ),

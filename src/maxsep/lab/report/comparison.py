@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from maxsep.lab.recipes.protocol import FIRST_SEED
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.collect import Record
 from maxsep.lab.report.labels import NETWORKS, dataset_label, differences, network_label
@@ -252,9 +253,11 @@ def settings_of(records: Iterable[Record]) -> list[Setting]:
     groups: dict[RunSpec, Setting] = {}
     for record in records:
         method = Method.of(record.spec)
+        subset = record.spec.subset_seed
         base = record.spec.replace(
-            head="plain", radius=1.0, head_options=(), loss="cross_entropy", loss_options=(), seed=0
-        )
+            head="plain", radius=1.0, head_options=(), loss="cross_entropy", loss_options=(), seed=0,
+            subset_seed=0 if subset == record.spec.seed - FIRST_SEED else subset,  # every seed may have its own subset
+        )  # fmt: skip
         setting = groups.setdefault(base, Setting(base))
         entry = setting.entries.setdefault(method, Entry(method))
         entry.records[record.spec.seed] = record

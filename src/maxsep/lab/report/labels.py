@@ -111,6 +111,8 @@ def _field_in_words(name: str, value: object) -> str:
     """
     if name == "augmentation":
         return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
+    if name == "data_order":
+        return "official order of the images" if value else "earlier draw of the subset"
     if name == "epochs":
         return f"{value} epoch{'' if value == 1 else 's'}"
     if isinstance(value, tuple):
