@@ -1,9 +1,9 @@
-"""Checks of user input, one message each: what was given, what is allowed, what to do."""
+"""Check arguments that several rooms take; every error says in one line what is allowed and what was passed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -14,218 +14,181 @@ Reduction = Literal["mean", "sum", "none"]
 Basis = Literal["recursive", "householder"]
 """The coordinates of the simplex: the paper's, or those of a Householder reflection (`maxsep.simplex`)."""
 IGNORED = -100
-"""The label of a sample that shall not count; torch's own losses use the same number."""
-
-
-def check_num_classes(num_classes: Any) -> int:
-    """Return a valid number of classes, or say what is wrong with it.
-
-    >>> check_num_classes(10)
-    10
-    """
-    _check_int("num_classes", num_classes, "Pass a whole number such as 10.")
-    if num_classes < 2:
-        raise ValueError(
-            f"num_classes must be at least 2, got {num_classes}. "
-            "A simplex needs two classes; for one-class problems use a detector on the features."
-        )
-    return int(num_classes)
+"""The label of samples that do not count; torch's losses use the same number."""
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
-    """Return a whole number of at least `least`, or say what is wrong with it.
-
-    >>> check_count("in_features", 64)
-    64
-    """
-    _check_int(name, value, "Pass a whole number.")
+    """Return a whole number of at least `least` as an int."""
+    if isinstance(value, bool) or not isinstance(value, int | Integral):
+        raise TypeError(f"{name} must be an int, got {_describe(value)}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}. Pass a larger whole number.")
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
 
 
+def check_num_classes(num_classes: Any) -> int:
+    """Return a number of classes, at least 2."""
+    return check_count("num_classes", num_classes, least=2)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return a positive finite number as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Real):
+        raise TypeError(f"{name} must be a number, got {_describe(value)}")
+    number: Any = value
+    if not 0 < number < math.inf:  # comparisons, because a compiler can trace them
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return float(number)
+
+
 def check_radius(radius: Any) -> float:
-    """Return a valid radius as a float, or say what is wrong with it.
-
-    >>> check_radius(0.1)
-    0.1
-    """
-    return _check_positive(
-        "radius",
-        radius,
-        "Pass a positive float such as 1.0; to learn a scale, multiply the logits by a parameter of your own.",
-        "It scales all logits: 1.0, the default, leaves them as they are.",
-    )
-
-
-def check_basis(basis: Any) -> Basis:
-    """Return one of the two bases of the simplex, or say which there are.
-
-    >>> check_basis("householder")
-    'householder'
-    """
-    if basis not in get_args(Basis):
-        raise ValueError(
-            f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}. "
-            "Leave it out for the paper's, 'recursive'."
-        )
-    found: Basis = basis
-    return found
-
-
-def check_floating(x: Any, name: str = "x") -> Tensor:
-    """Return a real floating-point tensor, or say what is wrong with it.
-
-    >>> check_floating(torch.zeros(2, 3)).shape
-    torch.Size([2, 3])
-    """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {_told(x)}. Convert it with torch.as_tensor.")
-    if not x.is_floating_point():
-        raise TypeError(
-            f"{name} must be a real floating-point tensor, got dtype {x.dtype}. Convert it with {name}.float()."
-        )
-    return x
-
-
-def check_last_dimension(x: Tensor, expected: int, meaning: str) -> None:
-    """Raise unless the last dimension of `x` has `expected` entries.
-
-    >>> check_last_dimension(torch.zeros(2, 3), 3, "in_features")
-    """
-    if x.dim() == 0 or x.shape[-1] != expected:
-        advice = "Check the layer before the head, or build the head for this width."
-        if x.dim() == 4 and x.shape[1] == expected:
-            advice = "These are feature maps: pool them first, with x.mean((2, 3)), or flatten them for a wider head."
-        raise ValueError(
-            f"the last dimension of x must be {meaning} = {expected}, got shape {tuple(x.shape)}. {advice}"
-        )
+    """Return a radius, positive and finite."""
+    return check_positive("radius", radius)
 
 
 def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
-    """Return a finite number for which `is_allowed` holds, or say what is allowed.
+    """Return a finite number for which `is_allowed` holds as a float; `allowed` names the range in the error.
 
     >>> check_number("tau", 1, "a number of at least 0", lambda tau: tau >= 0)
     1.0
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be {allowed}, got {type(value).__name__} {value!r}. Pass a plain number.")
+        raise TypeError(f"{name} must be {allowed}, got {_describe(value)}")
     if not (math.isfinite(value) and is_allowed(value)):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}. Choose a value in this range.")
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
     return float(value)
 
 
-def check_reduction(reduction: Any) -> Reduction:
-    """Return one of torch's three reductions, or say which there are.
-
-    >>> check_reduction("mean")
-    'mean'
-    """
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}. Choose one.")
-    found: Reduction = reduction
-    return found
-
-
 def check_smoothing(label_smoothing: Any) -> float:
-    """Return the share of the target that is spread over all classes, or say what it may be.
-
-    >>> check_smoothing(0.1)
-    0.1
-    """
+    """Return a label smoothing, from 0 to 1."""
     return check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
-def check_per_class(name: str, values: Any, num_classes: int, device: torch.device) -> Tensor | None:
-    """Return one number for every class, (C,), or None if None is given, or say what is wrong with them.
+def check_basis(basis: Any) -> Basis:
+    """Return one of the two bases of the simplex."""
+    if basis not in get_args(Basis):
+        raise ValueError(f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}")
+    valid: Basis = basis
+    return valid
 
-    >>> check_per_class("weight", torch.ones(3), 3, torch.device("cpu"))
-    tensor([1., 1., 1.])
-    """
+
+def check_reduction(reduction: Any) -> Reduction:
+    """Return one of torch's three reductions."""
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}")
+    valid: Reduction = reduction
+    return valid
+
+
+def check_floating(x: Any, name: str = "x") -> Tensor:
+    """Return a real floating-point tensor as it is."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {_describe(x)}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a real floating-point tensor, got dtype {x.dtype}")
+    return x
+
+
+def check_last_dimension(x: Tensor, expected: int, meaning: str) -> None:
+    """Raise unless the last dimension of x has `expected` entries."""
+    if x.dim() == 0 or x.shape[-1] != expected:
+        advice = "; pool feature maps first" if x.dim() == 4 and x.shape[1] == expected else ""
+        raise ValueError(f"the last dimension of x must be {meaning} = {expected}, got shape {tuple(x.shape)}{advice}")
+
+
+def check_per_class(name: str, values: Any, num_classes: int, device: torch.device) -> Tensor | None:
+    """Return a floating-point tensor (C,) on `device` as it is, or None."""
     if values is None:
         return None
     numbers = check_floating(values, name)
     if numbers.shape != (num_classes,):
-        raise ValueError(
-            f"{name} must be ({num_classes},), one number for every class, got shape {tuple(numbers.shape)}. "
-            "Build it for the head's number of classes."
-        )
+        shape = tuple(numbers.shape)
+        raise ValueError(f"{name} must be ({num_classes},), one number for every class, got shape {shape}")
     if numbers.device != device:
-        raise ValueError(f"{name} must be on the device of x, {device}, got {numbers.device}. Move it with .to().")
+        raise ValueError(f"{name} must be on the device of x, {device}, got {numbers.device}")
     return numbers
 
 
 def check_index_type(target: Any) -> None:
-    """Raise unless target is a tensor of class indices.
-
-    >>> check_index_type(torch.tensor([0, 2]))
-    """
+    """Raise unless target is a tensor of int64 class indices."""
     if not isinstance(target, Tensor):
-        raise TypeError(
-            f"target must be a tensor of class indices, got {type(target).__name__}. "
-            "Convert it with torch.as_tensor(target)."
-        )
+        raise TypeError(f"target must be a tensor of class indices, got {_describe(target)}")
     if target.dtype != torch.int64:
-        raise TypeError(
-            f"target must hold class indices of dtype torch.int64, got {target.dtype}. Convert indices with "
-            "target.long() and one-hot rows with target.argmax(1); for two labels a sample, mix two losses as "
-            "maxsep.losses.mixup shows."
-        )
+        raise TypeError(f"target must hold class indices of dtype torch.int64, got {target.dtype}")
 
 
 def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> None:
-    """Raise for a label that is neither a class nor `ignored`, where looking at labels is free.
-
-    >>> check_labels(torch.tensor([0, 2, -100]), 3)
-    """
+    """Raise for a label that is neither a class nor `ignored`, where labels can be read without waiting."""
     if not can_look(target):
         return
     target = target.reshape(-1)
     bad = ((target < 0) | (target >= num_classes)) & (target != ignored)
     if bad.any():
         position = int(bad.nonzero()[0])
-        raise ValueError(
-            f"target must hold class indices from 0 to {num_classes - 1}, or {ignored} for a sample to ignore, "
-            f"got {int(target[position])} at position {position}. Check the labels, or build the loss for more classes."
-        )
+        allowed = f"class indices from 0 to {num_classes - 1}, or {ignored} for a sample to ignore"
+        raise ValueError(f"target must hold {allowed}, got {int(target[position])} at position {position}")
 
 
-def advice_on_labels(target: Tensor) -> str:
-    """Say what to do about labels of another shape than (batch,).
+def check_class_counts(class_counts: Any) -> Tensor:
+    """Return the number of training samples of every class, (C,) int64 on the CPU, each at least 1.
 
-    >>> advice_on_labels(torch.zeros(4, 3)), advice_on_labels(torch.zeros(3))
-    ('Turn one-hot rows into indices with target.argmax(1).', 'Give as many labels as samples.')
+    >>> check_class_counts([500, 50.0, 5])
+    tensor([500,  50,   5])
     """
-    if target.dim() == 1:
-        return "Give as many labels as samples."
-    return "Turn one-hot rows into indices with target.argmax(1)."
+    counts = _as_vector("class_counts", class_counts)
+    if len(counts) < 2:
+        raise ValueError(f"class_counts must have an entry for each of at least 2 classes, got {len(counts)}")
+    _require_all("class_counts", counts, counts >= 1, "at least 1")
+    whole = (counts == counts.round()) & (counts <= 2**53)  # larger floats skip numbers
+    _require_all("class_counts", counts, whole, "whole numbers")
+    return counts.to(torch.int64)
 
 
-def can_look(target: Tensor) -> bool:
-    """Say whether the numbers of a tensor can be looked at for free: on the CPU, outside of tracers and transforms."""
+def check_class_weights(weight: Any, num_classes: int) -> Tensor:
+    """Return positive weights, (C,) float64 on the CPU; None gives ones."""
+    weights = _as_vector("weight", [1.0] * num_classes if weight is None else weight)
+    if len(weights) != num_classes:
+        raise ValueError(f"weight must have an entry for each of the {num_classes} classes, got {len(weights)}")
+    _require_all("weight", weights, (weights > 0) & weights.isfinite(), "positive and finite")
+    return weights
+
+
+def can_look(tensor: Tensor) -> bool:
+    """Return whether values can be read without waiting: on the CPU, outside of tracing and function transforms."""
     return (
-        target.device.type == "cpu"
+        tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
-        and type(target) is Tensor  # the fake tensors of a tracer have no values
-        and torch._C._functorch.peek_interpreter_stack() is None  # nor may vmap's be asked
+        and type(tensor) is Tensor  # the fake tensors of a tracer have no values
+        and torch._C._functorch.peek_interpreter_stack() is None  # vmap's batched tensors have no single value
     )
 
 
-def _check_positive(name: str, value: Any, other_type: str, other_value: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | Real):
-        raise TypeError(f"{name} must be a number, got {_told(value)}. {other_type}")
-    number: Any = value
-    if not 0 < number < math.inf:  # comparisons, because a compiler can trace them
-        raise ValueError(f"{name} must be positive and finite, got {value}. {other_value}")
-    return float(number)
+def advice_on_labels(target: Tensor) -> str:
+    """Return what to do about labels of another shape than (batch,)."""
+    return "Give as many labels as samples." if target.dim() == 1 else "Turn one-hot rows into indices with argmax(1)."
 
 
-def _check_int(name: str, value: Any, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | Integral):
-        raise TypeError(f"{name} must be an int, got {_told(value)}. {hint}")
+def _as_vector(name: str, values: Any) -> Tensor:
+    """Return a copy as a float64 vector on the CPU."""
+    if isinstance(values, Mapping | ValuesView):  # a Counter lists classes in the order in which it met them
+        raise TypeError(f"{name} must be numbers in class order, as of torch.bincount, got {_describe(values)}")
+    try:
+        values = list(values) if isinstance(values, Iterator) else values
+        vector = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be numbers, one for every class, got {_describe(values)}") from error
+    if vector.dim() != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {tuple(vector.shape)}")
+    return vector
 
 
-def _told(value: Any) -> str:
+def _require_all(name: str, values: Tensor, allowed: Tensor, meaning: str) -> None:
+    if not allowed.all():
+        position = int((~allowed).nonzero()[0])
+        raise ValueError(f"{name} must be {meaning}, got {values[position].item():g} for class {position}")
+
+
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r}"

@@ -86,10 +86,10 @@ class Step:
         images = self.augment(images, self.generator)
         if self.spec.mixup:
             # bytes mix as what they are normalised to, because the shares sum to 1
-            mixed = mixup(images.to(torch.get_default_dtype()), target, self.spec.mixup, self.mixing)
-            logits = self.model(mixed.x)
-            share = mixed.share
-            loss = share * self.loss(logits, mixed.first) + (1 - share) * self.loss(logits, mixed.second)
+            images = images.to(torch.get_default_dtype())
+            images, first, second, share = mixup(images, target, self.spec.mixup, self.mixing)
+            logits = self.model(images)
+            loss = share * self.loss(logits, first) + (1 - share) * self.loss(logits, second)
         else:
             logits = self.model(images)
             loss = self.loss(logits, target)
