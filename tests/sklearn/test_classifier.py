@@ -2,18 +2,17 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
-import joblib
 import numpy as np
 import pytest
 import torch
-from joblib import Parallel, delayed
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris, make_blobs, make_classification
-from sklearn.exceptions import NotFittedError
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -24,7 +23,6 @@ from maxsep import heads
 from maxsep.detect import energy
 from maxsep.heads import Head, MaxSeparation
 from maxsep.sklearn import MaxSeparationClassifier
-from maxsep.sklearn import classifier as classifier_file
 
 
 def quick(**parameters):
@@ -51,46 +49,38 @@ def test_it_is_a_scikit_learn_estimator(estimator, check):
     check(estimator)
 
 
-def test_with_early_stopping_only_weights_as_repetition_must_fail():
-    """Which samples are held out is random, so the same samples with weights lead elsewhere; all else holds."""
-    from sklearn.utils.estimator_checks import check_estimator
-
-    reason = {"check_sample_weight_equivalence_on_dense_data": "what is held out is chosen among other samples"}
-    told = check_estimator(
-        MaxSeparationClassifier(early_stopping=True), expected_failed_checks=reason, on_skip=None, on_fail="raise"
-    )
-    assert {one["check_name"] for one in told if one["status"] == "xfail"} == set(reason)
+# Heads.
 
 
-# The theorem.
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("hidden_layer_sizes", [(100,), ()])
+@pytest.mark.parametrize("head", heads.names())
+def test_every_head_learns_or_is_refused(head, hidden_layer_sizes, num_classes):
+    X, y = make_blobs(90, 6, centers=num_classes, random_state=0)
+    is_fixed = not list(heads.build(head, 6, 3).parameters())
+    refusal = ""
+    try:
+        score = quick(head=head, hidden_layer_sizes=hidden_layer_sizes).fit(X, y).score(X, y)
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        assert num_classes == 2 or (is_fixed and hidden_layer_sizes == ())
+        assert "num_classes" in refusal or head in refusal
+    else:
+        assert score > 0.9
 
 
-@pytest.mark.parametrize("radius", [1.0, 0.3])
-@pytest.mark.parametrize("loss", ["cross_entropy", "logit_adjusted"])
-@pytest.mark.parametrize("batch_size", ["auto", 32])
-def test_twin_and_maxsep_coincide(radius, loss, batch_size):
-    X, y = data()
-    setting = {"radius": radius, "loss": loss, "batch_size": batch_size, "weight_decay": 1e-2}
-    matrix, twin = (quick(head=head, **setting).fit(X, y) for head in ("maxsep", "twin"))
-    np.testing.assert_allclose(matrix.decision_function(X), twin.decision_function(X), rtol=0, atol=1e-10)
-    np.testing.assert_allclose(matrix.loss_curve_, twin.loss_curve_, rtol=0, atol=1e-10)
-    assert far_apart(matrix, quick(head="scaled", **setting).fit(X, y), X) > 1e-3
+def test_a_fixed_simplex_needs_a_layer_that_reaches_its_vertices():
+    X, y = make_blobs(90, 6, centers=5, random_state=0)
+    with pytest.raises(ValueError, match="etf"):  # four features of at least 0 reach four of five vertices at most
+        quick(head="etf", hidden_layer_sizes=(4,)).fit(X, y)
+    assert quick(head="etf", hidden_layer_sizes=(50,), max_epochs=50).fit(X, y).score(X, y) > 0.9
 
 
-def test_scaled_at_radius_1_is_plain_and_the_mean_logit_does_not_matter():
-    X, y = data()
-    plain, scaled, centred = (quick(head=head).fit(X, y) for head in ("plain", "scaled", "centred"))
-    assert far_apart(plain, scaled, X) == 0
-    assert far_apart(plain, centred, X) < 1e-12
-    assert np.abs(centred.decision_function(X).sum(1)).max() < 1e-12 < np.abs(plain.decision_function(X).sum(1)).max()
-
-
-@pytest.mark.parametrize("head", [name for name in heads.names() if name != "hpn"])
-def test_every_head_learns(head):
-    X, y = make_blobs(90, 6, centers=3, random_state=0)
-    classifier = quick(head=head, hidden_layer_sizes=(16,)).fit(X, y)
-    assert classifier.score(X, y) > (0.95 if head != "etf" else 0.6)  # behind a rectifier, etf reaches little
-    assert classifier.loss_curve_[-1] < classifier.loss_curve_[0]
+@pytest.mark.parametrize(("head", "radius"), [("no such head", 1.0), ("plain", 0.1)])
+def test_what_the_registry_or_a_head_refuses(head, radius):
+    with pytest.raises(ValueError, match=r"head|radius"):
+        quick(head=head, radius=radius).fit(*data())
 
 
 # Imbalanced classes.
@@ -125,11 +115,7 @@ def test_priors_are_those_of_y_and_class_weights_come_on_top():
 
 def test_adjustment_needs_every_class():
     X, y = rare(150, [0.7, 0.2, 0.1], seed=0)
-    told = (
-        r"^loss='logit_adjusted' needs samples of every class with a positive weight, got none of 'rarer'\. "
-        r"Leave the class out of y, or use loss='cross_entropy'\.$"
-    )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match="rarer"):
         quick(loss="logit_adjusted").fit(X, y, sample_weight=y != "rarer")
     unseen = quick().fit(X, y, sample_weight=y != "rarer")
     assert unseen.predict_proba(X).shape == (150, 3)
@@ -184,18 +170,12 @@ def test_two_classes_have_one_column_of_decisions():
     assert ((decision > 0) == (classifier.predict(X) == 1)).all()
 
 
-def test_labels_may_be_anything_in_any_order():
-    X, y = data(3)
-    numbers = quick().fit(X, y)
-    for names in (["ant", "bee", "cow"], [-5, 7, 1000], [False, True]):
-        chosen = y < len(names)
-        labels = np.array(names)[y[chosen]]
-        classifier = quick().fit(X[chosen], labels)
-        assert classifier.classes_.tolist() == names
-        assert set(classifier.predict(X)) <= set(names)
-    order = np.random.default_rng(0).permutation(3)  # the classes come in the order of their names
-    renamed = quick(hidden_layer_sizes=()).fit(X, order[y])
-    assert np.mean(renamed.predict(X) == order[numbers.predict(X)]) > 0.8
+@pytest.mark.parametrize("names", [["ant", "bee", "cow"], [-5, 7, 1000], [False, True]])
+def test_labels_may_be_anything(names):
+    X, y = data(len(names))
+    classifier = quick().fit(X, np.array(names)[y])
+    assert classifier.classes_.tolist() == names
+    assert set(classifier.predict(X)) <= set(names)
 
 
 def test_single_precision_stays_and_all_else_becomes_double():
@@ -208,17 +188,6 @@ def test_single_precision_stays_and_all_else_becomes_double():
     assert np.abs(single.predict_proba(X.astype(np.float32)).sum(1) - 1).max() < 1e-14
 
 
-def test_frames_keep_their_names():
-    pandas = pytest.importorskip("pandas")
-    X, y = data()
-    frame = pandas.DataFrame(X, columns=list("abcdef"))
-    classifier = quick().fit(frame, pandas.Series(y))
-    assert classifier.feature_names_in_.tolist() == list("abcdef")
-    np.testing.assert_array_equal(classifier.predict_proba(frame), quick().fit(X, y).predict_proba(X))
-    with pytest.raises(ValueError, match="feature names"):
-        classifier.predict(frame[list("fedcba")])
-
-
 def test_features_of_any_scale_and_place():
     X, y = data()
     moved = X * np.array([1e-6, 1, 1e6, 1, 1, 1]) + np.array([0, 1e6, 0, -300, 0, 0])
@@ -228,12 +197,24 @@ def test_features_of_any_scale_and_place():
     assert np.isfinite(quick().fit(constant, y).predict_proba(constant)).all()
 
 
-def test_large_inputs_are_predicted_in_parts(monkeypatch):
-    X, y = data()
-    classifier = quick().fit(X, y)
-    whole = classifier.predict_proba(X)
-    monkeypatch.setattr(classifier_file, "ROWS_AT_ONCE", 50)
-    np.testing.assert_allclose(classifier.predict_proba(X), whole, rtol=0, atol=1e-14)
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [(np.float32, 1e20), (np.float32, 1e-30), (np.float64, 1e200), (np.float64, 1e-200)]
+)
+def test_features_whose_variance_leaves_their_precision(dtype, factor):
+    X, y = load_iris(return_X_y=True)
+    expected = quick().fit(X, y)
+    scaled = (X * factor).astype(dtype)
+    classifier = quick().fit(scaled, y)
+    np.testing.assert_allclose(classifier.predict_proba(scaled), expected.predict_proba(X), atol=1e-4)
+    assert next(classifier.module_[1].parameters()).dtype == (torch.float32 if dtype == np.float32 else torch.float64)
+
+
+def test_standardisation_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    X, weight = rng.normal(3, 7, (50, 4)), rng.uniform(0.1, 2, 50)
+    standardise = quick().fit(X, rng.integers(0, 2, 50), sample_weight=weight).module_[0]
+    expected = StandardScaler().fit(X, sample_weight=weight).transform(X)
+    np.testing.assert_allclose(standardise(torch.tensor(X)).numpy(), expected, atol=1e-12)
 
 
 def test_the_module_and_what_it_folds_to():
@@ -257,13 +238,6 @@ def test_what_is_unlike_the_training_data_scores_lower():
     assert roc_auc_score([1] * 100 + [0] * 100, scores) > 0.95
 
 
-def test_unfitted():
-    with pytest.raises(NotFittedError):
-        quick().fold()
-    with pytest.raises(NotFittedError):
-        quick().score_samples(np.zeros((1, 2)))
-
-
 # Early stopping.
 
 
@@ -279,15 +253,9 @@ def test_early_stopping_keeps_the_best_epoch():
     assert far_apart(stopped, again, X) == 0
 
 
-def test_verbose_tells_every_epoch(capsys):
-    X, y = data(rows=60)
-    classifier = quick(max_epochs=2, verbose=True).fit(X, y)
-    first, last = classifier.loss_curve_
-    assert capsys.readouterr().out == f"epoch 1: loss {first:.4f}\nepoch 2: loss {last:.4f}\n"
-    quick(max_epochs=1, verbose=True, early_stopping=True).fit(X, y)
-    assert ", validation loss " in capsys.readouterr().out
-    quick(max_epochs=1).fit(X, y)
-    assert capsys.readouterr().out == ""
+def test_verbose_prints_every_epoch(capsys):
+    quick(max_epochs=2, verbose=True, early_stopping=True).fit(*data())
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 # In parts.
@@ -318,29 +286,30 @@ def test_parts_may_lack_classes_and_parameters_may_change():
     assert classifier.fit(X, y).n_iter_ == 20  # starts anew
 
 
-def test_a_first_part_of_one_row_says_what_to_do():
+def test_a_first_part_of_one_row_is_warned_of():
     X, y = data()
-    with pytest.warns(UserWarning, match=r"fixes mean and scale .*Pass some hundred typical samples") as told:
+    with pytest.warns(UserWarning, match="partial_fit") as warned:
         classifier = quick().partial_fit(X[:1], y[:1], classes=np.unique(y))
-    assert told[0].filename == __file__, "the warning points at the caller"
+    assert warned[0].filename == __file__
     assert np.isfinite(classifier.predict_proba(X)).all()
-    assert classifier.partial_fit(X[:1], y[:1]).n_iter_ == 2, "a later part may have one row, and is not warned of"
+    assert classifier.partial_fit(X[:1], y[:1]).n_iter_ == 2  # without a warning
 
 
 @pytest.mark.parametrize(
-    ("setting", "given", "instead"),
-    [
-        ({"class_weight": "balanced"}, "class_weight='balanced'", "Pass a dict of weights, or sample_weight"),
-        ({"loss": "logit_adjusted"}, "loss='logit_adjusted'", "Use 'cross_entropy' with sample_weight"),
-        ({"early_stopping": True}, "early_stopping=True", "Turn it off"),
-    ],
+    "setting", [{"class_weight": "balanced"}, {"loss": "logit_adjusted"}, {"early_stopping": True}]
 )
-def test_what_needs_all_samples_has_no_parts(setting, given, instead):
+def test_what_needs_all_samples_has_no_parts(setting):
     assert hasattr(quick(), "partial_fit")
-    with pytest.raises(AttributeError, match="has no attribute 'partial_fit'") as raised:
-        quick(**setting).partial_fit([[0.0], [1.0]], [0, 1], classes=[0, 1])
-    told = f"partial_fit cannot have {given}, which needs all samples at once. {instead}, or call fit."
-    assert str(raised.value.__cause__) == told
+    assert not hasattr(quick(**setting), "partial_fit")
+
+
+def test_classes_of_parts_are_checked():
+    X, y = data()
+    for first, label in ((None, 0), ([0], 0), ([0, 1], 7)):
+        with pytest.raises(ValueError, match="class"):
+            quick().partial_fit(X[:2], [label, label], classes=first)
+    with pytest.raises(ValueError, match="classes"):
+        quick().partial_fit(X, y, classes=np.unique(y)).partial_fit(X, y, classes=[0, 1])
 
 
 # In company.
@@ -359,29 +328,12 @@ def test_pipeline_grid_search_and_calibration():
     assert calibrated.score(X, names) > 0.9
 
 
-@pytest.mark.slow
-def test_processes_agree():
-    X, y = data()
-    one, two = (cross_val_score(quick(), X, y, cv=2, n_jobs=jobs) for jobs in (1, 2))
-    np.testing.assert_array_equal(one, two)
-
-
-def test_threads_do_not_share_random_numbers():
-    X, y = data()
-    alone = [quick(random_state=seed).fit(X, y).predict_proba(X) for seed in range(4)]
-    work = (delayed(lambda seed: quick(random_state=seed).fit(X, y).predict_proba(X))(seed) for seed in range(4))
-    for one, other in zip(alone, Parallel(n_jobs=4, backend="threading")(work), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_copies(tmp_path):
+def test_copies():
     X, y = data()
     classifier = quick().fit(X, y)
-    joblib.dump(classifier, tmp_path / "classifier.joblib")
     for other in (
         pickle.loads(pickle.dumps(classifier)),
         copy.deepcopy(classifier),
-        joblib.load(tmp_path / "classifier.joblib"),
         clone(classifier).fit(X, y),
     ):
         assert far_apart(classifier, other, X) == 0
@@ -424,17 +376,7 @@ def test_it_does_not_matter_where_it_is_called(surroundings):
         inside = quick(early_stopping=True).fit(X, y)
         proba = inside.predict_proba(X)
     np.testing.assert_array_equal(proba, expected.predict_proba(X))
-    assert all(one.requires_grad and not one.is_inference() for one in inside.module_.parameters())
-
-
-def test_the_default_dtype_does_not_matter():
-    X, y = data()
-    expected = quick().fit(X, y)
-    torch.set_default_dtype(torch.float16)
-    try:
-        assert far_apart(expected, quick().fit(X, y), X) == 0
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert all(one.requires_grad and not one.is_inference() for one in inside.module_[1:].parameters())
 
 
 def test_inputs_are_not_changed():
@@ -447,41 +389,59 @@ def test_inputs_are_not_changed():
 # What it refuses.
 
 
-def test_a_single_class_is_refused():
-    told = (
-        "^a classifier needs samples of at least 2 classes with a positive weight, got one class. "
-        "Check y and the weights; for one-class problems use a detector.$"
+REFUSED = {
+    "hidden_layer_sizes": [100, (0,), (2.5,), None],
+    "radius": [0, -1.0, np.inf, np.nan, "1", None],
+    "loss": ["hinge", None],
+    "class_weight": ["even", {0: -1}, {0: np.inf}, {7: 1.0}, 3],
+    "max_epochs": [0, 1.5, "9"],
+    "batch_size": [0, "all", 2.0, None],
+    "learning_rate": [0, -0.1, np.nan],
+    "momentum": [1, -0.1, "0.9"],
+    "weight_decay": [-1e-9, None],
+    "early_stopping": [1, "yes", None],
+    "validation_fraction": [0, 1, "0.1"],
+    "patience": [0, 2.5],
+    "device": ["gpu0", 1.5, None],
+    "random_state": ["seed"],
+    "verbose": [2, None],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, bad in REFUSED.items() for value in bad])
+def test_bad_parameters(name, value):
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        MaxSeparationClassifier(**{name: value}).fit([[0.0], [1.0]], [0, 1])
+
+
+def test_numbers_of_numpy_are_taken():
+    classifier = MaxSeparationClassifier(
+        [np.int64(3)],
+        radius=np.float32(0.5),
+        max_epochs=np.int32(2),
+        batch_size=np.int64(4),
+        weight_decay=np.float16(0),
+        early_stopping=np.bool_(False),
+        class_weight={0: np.float32(2), 1: 1},
+        random_state=np.int64(3),
     )
-    with pytest.raises(ValueError, match=told):
-        quick().fit(np.zeros((3, 2)), [1, 1, 1])
-    with pytest.raises(ValueError, match=told):
-        quick().fit(np.zeros((3, 2)), [0, 1, 1], sample_weight=[0, 1, 1])
+    assert classifier.fit([[0.0], [1.0], [2.0]], [0, 1, 1]).n_iter_ == 2
 
 
-def test_divergence_is_told():
+def test_data_that_cannot_be_learned():
     X, y = data()
-    told = (
-        r"^training diverged: the loss is (nan|inf) in epoch \d+, at learning_rate=1e\+200 and radius=1.0. "
-        r"Lower the learning rate, or look for extreme values in X.$"
-    )
-    with pytest.raises(ValueError, match=told):
+    for labels, weight in (([1, 1, 1], None), ([0, 1, 1], [0, 1, 1]), ([0, 1, 1], [0, 0, 0]), ([0, 1, 1], [1, 1, -1])):
+        with pytest.raises(ValueError, match=r"class|weight"):
+            quick().fit(np.zeros((3, 2)), labels, sample_weight=weight)
+    with pytest.raises(ValueError, match="diverged"):
         quick(learning_rate=1e200).fit(X, y)
 
 
-def test_a_network_without_parameters_is_refused():
-    X, y = data()
-    told = (
-        r"^the head 'etf' trains nothing, and neither does hidden_layer_sizes=\(\). "
-        "Give the network a hidden layer, or take the head 'maxsep'.$"
-    )
-    with pytest.raises(ValueError, match=told):
-        quick(head="etf", hidden_layer_sizes=()).fit(X, y)
-
-
-def test_what_a_head_refuses_is_told_by_it():
-    X, y = data()
-    with pytest.raises(ValueError, match=r"the plain head has no radius, got 0.1. Use the head 'scaled'"):
-        quick(head="plain", radius=0.1).fit(X, y)
+def test_a_missing_scikit_learn_is_named():
+    code = "import sys; sys.modules['sklearn'] = None; import maxsep; import maxsep.sklearn"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "maxsep[sklearn]" in done.stderr.splitlines()[-1]
 
 
 def test_the_loss_is_cross_entropy_of_the_logits():

@@ -1,49 +1,54 @@
-"""The estimator: a small network and a head of the registry, trained by SGD.
+"""The estimator: a small network that ends in a head, trained by SGD.
 
-The network standardises the features, applies hidden layers with rectifiers and ends in the head. It is SGD because
-that is what the twin theorem is about (docs/theory.md).
+It is SGD because the theorem about the matrix and its control is about SGD (docs/theory.md).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Self
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from maxsep import heads
+from maxsep.checks import check_count
 from maxsep.detect import energy
-from maxsep.sklearn.parameters import check_parameters, check_partial, find_device
-from maxsep.sklearn.samples import (
-    Samples,
-    agree_on_classes,
-    check_several,
-    check_spread,
-    class_positions,
-    hold_out,
-    standardisation,
-    weigh,
-)
-from maxsep.sklearn.training import Best, DrawnFrom, Training, own_modes
+from maxsep.sklearn.training import EarlyStopping, Samples, Training, hold_out, standardisation, weigh
 from maxsep.surgery import fold
 
 __all__ = ["MaxSeparationClassifier"]
 
-ROWS_AT_ONCE = 65_536
+PREDICT_ROWS = 65_536
 """Samples that are predicted together: the hidden layers of millions would not fit in memory."""
 
 FLOATS = (np.float64, np.float32)
-SGD_OPTIONS = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
+HEAD_OPTIONS: dict[str, dict[str, Any]] = {"etf": {"rotation": 0}}
+"""Rectified features reach few vertices of an unrotated simplex."""
+POSITIVE = Interval(Real, 0, None, closed="neither")
+COUNT = Interval(Integral, 1, None, closed="left")
+
+
+def _takes_parts(estimator: Any) -> bool:
+    """Return whether no parameter needs all samples at once."""
+    if estimator.class_weight == "balanced" or estimator.loss == "logit_adjusted" or estimator.early_stopping:
+        raise AttributeError(
+            "partial_fit takes no class_weight='balanced', loss='logit_adjusted' or early_stopping=True, "
+            "which need all samples at once"
+        )
+    return True
 
 
 class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -54,7 +59,8 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     Args:
         hidden_layer_sizes: Widths of the hidden layers, each followed by a rectifier; () is a linear classifier.
         radius: Scale of the logits. With SGD it also sets the speed of the last layer: search it, as 0.1, 0.3, 1, 3.
-        head: A name of `maxsep.heads.names()`: `maxsep`, its control `scaled`, `plain` (radius 1 only), `twin`, ...
+        head: A name of `maxsep.heads.names()`, such as `maxsep`, its control `control`, or `plain` (radius 1 only).
+            `etf` gets a rotation, and needs a hidden layer wide enough for rectified features to reach all classes.
         loss: `cross_entropy`, or `logit_adjusted` for imbalanced data: cross-entropy of logits + log(class priors),
             with the priors of y and its sample weights. Probabilities are then those of equally frequent classes.
         class_weight: Weights of the classes, {label: weight}, or `balanced`; they multiply the sample weights.
@@ -65,12 +71,12 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         momentum: Of SGD, from 0 to below 1.
         weight_decay: Of SGD, on all parameters.
         early_stopping: Hold a part of every class out, stop when its loss no longer falls, keep the best epoch.
-        validation_fraction: The part that early stopping holds out.
+        validation_fraction: The part that early stopping holds out; every class needs two samples or more.
         patience: Epochs without a smaller loss after which early stopping stops.
         device: Where it is trained: `cpu`, `cuda`, ..., or `auto` for an accelerator if there is one. The fitted
             network is on the CPU, so that it can be pickled for, and used on, any machine.
-        random_state: Seed, generator or None, as everywhere in scikit-learn. Torch's own generator is neither used nor
-            moved.
+        random_state: Seed, generator or None, as everywhere in scikit-learn. Torch's global generator is left as it
+            was. Pitfall: fits in several threads at once share it while they build their networks.
         verbose: Whether to print the loss of every epoch.
 
     Attributes:
@@ -84,8 +90,8 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     float32 features are computed in float32, all others in float64. A weight of 0 is as good as no sample. While one
     batch holds all samples, a weight of 2 is the sample twice; with more batches it is so on average.
 
-    Pitfall: at another radius another learning rate is best. Compare with head="scaled" at the same radius before
-    thanking the matrix.
+    Pitfall: at another radius another learning rate is best. Compare with head="control" at the same radius before
+    crediting the matrix.
 
     >>> from sklearn.datasets import load_iris
     >>> classifier = MaxSeparationClassifier(random_state=0).fit(*load_iris(return_X_y=True))
@@ -93,6 +99,24 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     1.0
     """
 
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "hidden_layer_sizes": ["array-like"],
+        "radius": [POSITIVE],
+        "head": [str],
+        "loss": [StrOptions({"cross_entropy", "logit_adjusted"})],
+        "class_weight": [StrOptions({"balanced"}), Mapping, None],
+        "max_epochs": [COUNT],
+        "batch_size": [StrOptions({"auto"}), COUNT],
+        "learning_rate": [POSITIVE],
+        "momentum": [Interval(Real, 0, 1, closed="left")],
+        "weight_decay": [Interval(Real, 0, None, closed="left")],
+        "early_stopping": ["boolean"],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+        "patience": [COUNT],
+        "device": [str, torch.device],
+        "random_state": ["random_state"],
+        "verbose": ["boolean"],
+    }
     classes_: NDArray[Any]
     module_: nn.Sequential
     n_features_in_: int
@@ -141,45 +165,46 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train a new network on samples X (n, features), labels y (n,) and their weights, if any."""
-        check_parameters(self)
+        self._validate_params()
         X, y = validate_data(self, X, y, dtype=FLOATS, order="C")
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
-        generator = self._new_generator()
-        with own_modes():
-            samples, total = weigh(X, index, self.classes_, self.class_weight, sample_weight)
-            check_several(int(samples.target.bincount().count_nonzero()))
-            shift = self._shift(total)
-            validation = None
-            if self.early_stopping:
-                samples, validation = hold_out(samples, self.validation_fraction, generator)
-            self._start(samples, generator)
-            self._train(samples, shift, self.max_epochs, generator, validation)
+        samples, total = weigh(X, index, self.classes_, self.class_weight, sample_weight)
+        if samples.target.bincount().count_nonzero() < 2:
+            raise ValueError("y must have at least 2 classes of positive weight, got one class")
+        seed = self._seed()
+        validation = None
+        if self.early_stopping:
+            samples, validation = hold_out(samples, self.validation_fraction, seed)
+        self._start(samples, seed)
+        self._train(samples, self._shift(total), self.max_epochs, validation)
         return self
 
-    @available_if(check_partial)  # type: ignore[untyped-decorator]  # scikit-learn has no types
+    @available_if(_takes_parts)  # type: ignore[untyped-decorator]  # scikit-learn has no types
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one epoch on these samples; the first call must name all classes.
 
         It is there unless a parameter needs all samples at once: `balanced`, `logit_adjusted`, early stopping. The
-        momentum goes on from call to call. Pitfall: the first call fixes mean and scale of the features, so let its
-        samples be typical, some hundred of them; a single one is warned of.
+        momentum goes on from call to call. Pitfall: the first call fixes mean and scale of the features, so pass some
+        hundred typical samples in it.
         """
-        check_parameters(self)
+        self._validate_params()
         is_first = not hasattr(self, "module_")
         X, y = validate_data(self, X, y, reset=is_first, dtype=FLOATS, order="C")
         check_classification_targets(y)
-        self.classes_ = agree_on_classes(classes, None if is_first else self.classes_)
-        index = class_positions(y, self.classes_)
-        generator = self._new_generator()
-        with own_modes():
-            samples, total = weigh(X, index, self.classes_, self.class_weight, sample_weight)
-            if is_first:
-                check_spread(samples)
-                self._start(samples, generator)
-            else:
-                generator.set_state(self._generator_state)
-            self._train(samples, self._shift(total), 1, generator)
+        _check_partial_fit_first_call(self, classes)
+        if len(self.classes_) < 2:
+            raise ValueError(f"classes must name at least 2 classes, got {self.classes_.tolist()}")
+        if unknown := np.setdiff1d(y, self.classes_).tolist():
+            raise ValueError(f"y must hold labels of the classes {self.classes_.tolist()}, got {unknown}")
+        index = np.searchsorted(self.classes_, y)
+        samples, total = weigh(X, index, self.classes_, self.class_weight, sample_weight)
+        if is_first:
+            if bool((samples.x == samples.x[0]).all()):
+                text = "the first call of partial_fit fixes the scale of the features, and its samples are all alike"
+                warnings.warn(text, stacklevel=2)
+            self._start(samples, self._seed())
+        self._train(samples, self._shift(total), 1)
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
@@ -226,63 +251,77 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=FLOATS, order="C")
         like = next(self.module_.buffers())
-        with own_modes(), torch.no_grad():
-            parts = (torch.tensor(X[row : row + ROWS_AT_ONCE], device="cpu") for row in range(0, len(X), ROWS_AT_ONCE))
-            return torch.cat([self.module_(part.to(like)).to("cpu", torch.float64) for part in parts])
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            parts = (torch.tensor(X[row : row + PREDICT_ROWS], device="cpu") for row in range(0, len(X), PREDICT_ROWS))
+            return torch.cat([self.module_(part.to(like)).to(torch.float64) for part in parts])
 
-    def _new_generator(self) -> torch.Generator:
-        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        return torch.Generator("cpu").manual_seed(int(seed))
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _start(self, data: Samples, generator: torch.Generator) -> None:
-        """Build the network on the CPU, with features standardised by the weighted mean and variance of the data."""
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        return torch.device(self.device)
+
+    @torch.inference_mode(False)
+    def _start(self, data: Samples, seed: int) -> None:
+        """Build the network on the CPU, with features standardised by the weighted mean and scale of the data."""
         options: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}  # one start for every precision
-        widths = [self.n_features_in_, *(int(width) for width in self.hidden_layer_sizes)]
-        layers: list[nn.Module] = [standardisation(data)]
-        with DrawnFrom(generator):
+        widths = [self.n_features_in_, *(check_count("hidden_layer_sizes", width) for width in self.hidden_layer_sizes)]
+        layers: list[nn.Module] = []
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             for before, after in pairwise(widths):
                 layers += [nn.Linear(before, after, **options), nn.ReLU()]
-            layers.append(heads.build(self.head, widths[-1], len(self.classes_), float(self.radius), **options))
-        if not any(True for layer in layers for _ in layer.parameters()):
-            raise ValueError(
-                f"the head {self.head!r} trains nothing, and neither does hidden_layer_sizes=(). "
-                "Give the network a hidden layer, or take the head 'maxsep'."
-            )
-        on_mps = find_device(self.device).type == "mps"  # Apple's GPUs know no float64
-        self.module_ = nn.Sequential(*layers).to(torch.float32 if on_mps else data.x.dtype).eval()
+            options |= HEAD_OPTIONS.get(self.head, {})
+            head = heads.build(self.head, widths[-1], len(self.classes_), float(self.radius), **options)
+        if not any(True for _ in head.parameters()):
+            self._check_fixed(head)
+        dtype = torch.float32 if self._device().type == "mps" else data.x.dtype  # Apple's GPUs have no float64
+        self.module_ = nn.Sequential(standardisation(data), *layers, head).to(dtype).eval()
         self.loss_curve_, self.validation_curve_, self._momentum = [], None, {}
+        self._generator_state = torch.Generator("cpu").manual_seed(seed).get_state()
 
-    def _train(
-        self,
-        data: Samples,
-        shift: Tensor,
-        epochs: int,
-        generator: torch.Generator,
-        validation: Samples | None = None,
-    ) -> None:
+    def _check_fixed(self, head: heads.Head) -> None:
+        """Refuse a head without parameters whose classes the last hidden layer cannot reach."""
+        width = self.hidden_layer_sizes[-1] if len(self.hidden_layer_sizes) else 0
+        # a class that is the largest logit of some feature can be reached with features of at least 0
+        if not width or len(set(head.linear_form()[0].argmax(0).tolist())) < len(self.classes_):
+            raise ValueError(
+                f"head={self.head!r} trains nothing itself and needs a wider last hidden layer for "
+                f"{len(self.classes_)} classes, got {width} features"
+            )
+
+    @torch.inference_mode(False)
+    def _train(self, data: Samples, shift: Tensor, epochs: int, validation: Samples | None = None) -> None:
         """Train `module_` for some epochs; curve, momentum and generator go on from where they were."""
-        self.module_.to(find_device(self.device))
-        data = data.standardised(self.module_[0])
-        network = self.module_[1:]
-        training = Training(
-            network,
-            shift.to(data.x),
-            200 if self.batch_size == "auto" else int(self.batch_size),
-            generator,
-            {name: float(getattr(self, given)) for name, given in SGD_OPTIONS.items()},
-            self._momentum,
-        )
-        best = Best(network, self.patience)
-        held = None if validation is None else validation.standardised(self.module_[0])
-        for _ in range(epochs):
-            self.loss_curve_.append(self._finite(training.epoch(data)))
-            is_over = held is not None and best.is_over_after(self._finite(training.validate(held)))
-            self._tell(best.curve)
-            if is_over:
-                break
+        device = self._device()
+        self.module_.to(device)
+        standardise, network = self.module_[0], self.module_[1:]
+        with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+            data = data.standardised(standardise)
+            held = None if validation is None else validation.standardised(standardise)
+            generator = torch.Generator("cpu")
+            generator.set_state(self._generator_state)
+            batch_size = 200 if self.batch_size == "auto" else int(self.batch_size)
+            options = {
+                "lr": float(self.learning_rate),
+                "momentum": float(self.momentum),
+                "weight_decay": float(self.weight_decay),
+            }
+            training = Training(network, shift.to(data.x), batch_size, generator, options, self._momentum)
+            stopping = EarlyStopping(network, self.patience)
+            for _ in range(epochs):
+                self.loss_curve_.append(self._finite(training.epoch(data)))
+                is_over = held is not None and stopping.should_stop(self._finite(training.validate(held)))
+                if self.verbose:
+                    held_out = f", validation loss {stopping.curve[-1]:.4f}" if stopping.curve else ""
+                    print(f"epoch {len(self.loss_curve_)}: loss {self.loss_curve_[-1]:.4f}{held_out}")
+                if is_over:
+                    break
         if held is not None:
-            best.restore()
-            self.validation_curve_ = best.curve
+            stopping.restore()
+            self.validation_curve_ = stopping.curve
         self.n_iter_ = len(self.loss_curve_)
         self.module_.eval().cpu()
         self._momentum, self._generator_state = training.state(), generator.get_state()
@@ -292,23 +331,13 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         if self.loss != "logit_adjusted":
             return torch.zeros_like(total)
         if not total.all():
-            raise ValueError(
-                f"loss='logit_adjusted' needs samples of every class with a positive weight, got none of "
-                f"{self.classes_[int(total.argmin())].item()!r}. "
-                "Leave the class out of y, or use loss='cross_entropy'."
-            )
+            missing = self.classes_[int(total.argmin())].item()
+            raise ValueError(f"loss='logit_adjusted' needs a positive weight for every class, got none of {missing!r}")
         return (total / total.sum()).log()
 
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
             raise ValueError(
-                f"training diverged: the loss is {loss} in epoch {len(self.loss_curve_) + 1}, at "
-                f"learning_rate={self.learning_rate} and radius={self.radius}. Lower the learning rate, or look for "
-                "extreme values in X."
+                f"training diverged: the loss is {loss} at learning_rate={self.learning_rate}, radius={self.radius}"
             )
         return loss
-
-    def _tell(self, validation_curve: list[float]) -> None:
-        if self.verbose:
-            told = f", validation loss {validation_curve[-1]:.4f}" if validation_curve else ""
-            print(f"epoch {len(self.loss_curve_)}: loss {self.loss_curve_[-1]:.4f}{told}")

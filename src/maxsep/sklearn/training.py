@@ -1,88 +1,104 @@
-"""SGD on samples in memory: weighted mini-batches, a generator of its own, early stopping, no global state."""
+"""Sample weights, standardisation, hold-out, SGD and early stopping of the estimator."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from maxsep.sklearn.samples import Samples
-
-__all__ = ["Best", "DrawnFrom", "Training", "own_modes"]
+__all__ = ["EarlyStopping", "Samples", "Training", "hold_out", "standardisation", "weigh"]
 
 
-@contextmanager
-def own_modes() -> Iterator[None]:
-    """Compute as in a fresh program wherever the call stands: inside no_grad, inference mode or autocast.
+class Samples(NamedTuple):
+    """Features (n, D), class indices (n,) and weights (n,) of mean 1."""
 
-    >>> with torch.inference_mode(), own_modes():
-    ...     torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    (True, False)
+    x: Tensor
+    target: Tensor
+    weight: Tensor
+
+    def rows(self, index: Any) -> Samples:
+        """Return some of the samples."""
+        return Samples(*(values[index] for values in self))
+
+    @torch.no_grad()
+    def standardised(self, standardise: nn.Module) -> Samples:
+        """Return the samples behind the network's first layer, which is not trained, on its device and in its dtype."""
+        x = self.x.to(next(standardise.buffers()))
+        return Samples(standardise(x), self.target.to(x.device), self.weight.to(x))
+
+
+def weigh(
+    X: NDArray[Any],
+    index: NDArray[Any],
+    classes: NDArray[Any],
+    class_weight: Mapping[Any, float] | str | None,
+    sample_weight: Any,
+) -> tuple[Samples, Tensor]:
+    """Return the samples of positive weight, and the sum of the sample weights of every class, (C,).
+
+    A sample's weight is its own times that of its class, `balanced` being total / (C total_c), over their mean.
     """
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-    ):
-        yield
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    total = np.bincount(index, weight, len(classes))
+    if class_weight == "balanced":
+        per_class = total.sum() / (len(total) * np.where(total > 0, total, 1))
+    else:
+        per_class = compute_class_weight(class_weight, classes=classes, y=classes[index])
+    weight = _check_sample_weight(weight * per_class[index], X, dtype=np.float64, ensure_non_negative=True)
+    kept = weight > 0  # scikit-learn demands that a weight of zero is an absent sample
+    if not kept.any():
+        raise ValueError("sample_weight times class_weight must be positive for some sample, got zero for all")
+    values = X[kept], index[kept], weight[kept] / weight[kept].mean()
+    return Samples(*(torch.tensor(value, device="cpu") for value in values)), torch.tensor(total, device="cpu")
 
 
-class DrawnFrom(TorchFunctionMode):
-    """Inside, what would draw from torch's global generator draws from this one: layers and heads start from it.
+def standardisation(samples: Samples) -> nn.BatchNorm1d:
+    """Return (x - mean) / scale as a layer in float64 and evaluation mode; features that do not vary are only centred.
 
-    Seeding the global generator and putting it back would do in one thread; a mode belongs to the thread it is in.
-
-    >>> with DrawnFrom(torch.Generator().manual_seed(0)):
-    ...     first = nn.Linear(2, 3).weight
-    >>> with DrawnFrom(torch.Generator().manual_seed(0)):
-    ...     first.equal(nn.Linear(2, 3).weight)
-    True
+    The scale is the layer's fixed weight, because the square of a float32 scale may leave float32.
     """
+    x, share = samples.x.double(), (samples.weight / samples.weight.sum())[:, None]
+    mean = (share * x).sum(0)
+    largest = (x - mean).abs().amax(0)
+    varies = largest > 10 * torch.finfo(x.dtype).eps * x.abs().amax(0)
+    relative = (x - mean) / torch.where(
+        varies, largest, 1
+    )  # squared below: x may be beyond the root of float64's range
+    scale = torch.where(varies, largest * (share * relative.square()).sum(0).sqrt(), 1)
+    tiny = torch.finfo(x.dtype).tiny  # torch 2.11 refuses zero
+    layer = nn.BatchNorm1d(x.shape[1], eps=tiny, device="cpu", dtype=x.dtype).eval().requires_grad_(False)
+    layer.get_buffer("running_mean").copy_(mean)
+    layer.weight.copy_(1 / scale)
+    return layer
 
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.generator = generator
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Pass the generator to whatever draws and was given none."""
-        kwargs = dict(kwargs or {})
-        if ("generator" in kwargs or func in _DRAWING) and kwargs.get("generator") is None:
-            kwargs["generator"] = self.generator
-        return func(*args, **kwargs)
-
-
-_DRAWING = {torch.rand, torch.randn, torch.randint, torch.randperm, Tensor.uniform_, Tensor.normal_}
-"""The functions of torch.nn.init name their generator anyway."""
+def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
+    """Split a stratified fraction of the samples off."""
+    rows = np.arange(len(samples.target))
+    kept, held = train_test_split(rows, test_size=fraction, stratify=samples.target.numpy(), random_state=seed)
+    return samples.rows(torch.tensor(kept, device="cpu")), samples.rows(torch.tensor(held, device="cpu"))
 
 
 class Training:
-    """Cross-entropy of logits + shift, minimised by SGD.
-
-    loss = mean_i weight_i * cross-entropy(network(x_i) + shift, y_i), in every mini-batch.
+    """Minimise mean_i weight_i * cross-entropy(network(x_i) + shift, y_i) by SGD on mini-batches.
 
     Args:
         network: Standardised features to logits.
         shift: Added to the logits of every sample, (C,): zero, or the log-priors of the classes.
-        batch_size: Samples in a step, at most; the parts of an epoch are as equal as can be.
+        batch_size: Largest number of samples in a step; the batches of an epoch differ by one at most.
         generator: Shuffles, on the CPU.
         options: Of torch.optim.SGD.
-        state: What `state()` of an earlier training of the same network gave: its momentum.
-
-    >>> samples = Samples(torch.eye(2), torch.tensor([0, 1]), torch.ones(2))
-    >>> training = Training(nn.Linear(2, 2), torch.zeros(2), 2, torch.Generator(), {"lr": 1.0}, {})
-    >>> losses = [training.epoch(samples) for _ in range(3)]
-    >>> losses[2] < losses[0]
-    True
+        state: The momentum that `state()` of an earlier training of the same network returned.
     """
 
     def __init__(
@@ -94,34 +110,28 @@ class Training:
         options: dict[str, Any],
         state: dict[int, dict[str, Any]],
     ) -> None:
-        self.network = network
-        self.shift = shift
-        self.batch_size = batch_size
-        self.generator = generator
+        self.network, self.shift, self.batch_size, self.generator = network, shift, batch_size, generator
         self.optimiser = torch.optim.SGD(network.parameters(), **options)
-        # today's options with the momentum of earlier calls
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        # the momentum of earlier calls with the options of this one
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": state})
 
     def loss(self, samples: Samples) -> Tensor:
         """Return the weighted mean loss of some samples, a scalar."""
-        values = F.cross_entropy(self.network(samples.x) + self.shift, samples.target, reduction="none")
-        return (samples.weight * values).mean()
+        losses = F.cross_entropy(self.network(samples.x) + self.shift, samples.target, reduction="none")
+        return (samples.weight * losses).mean()
 
     def epoch(self, samples: Samples) -> float:
-        """Go through all samples once, in a new order; return the mean of the losses before each step."""
+        """Train on all samples once, in a new order; return the mean of the losses before each step."""
         count = len(samples.target)
-        parts = math.ceil(count / self.batch_size)
         order = torch.randperm(count, generator=self.generator, device="cpu").to(samples.target.device)
-        total = torch.zeros((), dtype=torch.float64, device="cpu").to(samples.weight)
+        total = torch.zeros_like(samples.weight[0])
         self.network.train()
-        for rows in order.tensor_split(parts) if parts > 1 else [slice(None)]:
-            batch = Samples(*(values[rows] for values in samples))
-            loss = self.loss(batch)
+        for rows in order.tensor_split(math.ceil(count / self.batch_size)):
+            loss = self.loss(samples.rows(rows))
             self.optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's is not annotated
             self.optimiser.step()
-            total += loss.detach() * len(batch.target) / count
+            total += loss.detach() * len(rows) / count
         return total.item()
 
     @torch.no_grad()
@@ -139,28 +149,21 @@ class Training:
         }
 
 
-class Best:
-    """The network of the epoch with the smallest held-out loss, and when to stop waiting for a better one.
-
-    >>> network = nn.Linear(1, 1)
-    >>> best = Best(network, patience=2)
-    >>> [best.is_over_after(loss) for loss in (1.0, 0.5, 0.7, 0.6)]
-    [False, False, False, True]
-    """
+class EarlyStopping:
+    """Keep the weights of the epoch with the smallest held-out loss, and stop `patience` epochs after it."""
 
     def __init__(self, network: nn.Module, patience: int) -> None:
-        self.network = network
-        self.patience = patience
+        self.network, self.patience = network, patience
         self.curve: list[float] = []
-        self._kept = network.state_dict()
+        self.best = network.state_dict()
 
-    def is_over_after(self, loss: float) -> bool:
-        """Take the held-out loss of an epoch, and say whether patience is at its end."""
+    def should_stop(self, loss: float) -> bool:
+        """Record the held-out loss of an epoch; return whether `patience` epochs have passed since the best."""
         if loss < min(self.curve, default=math.inf):
-            self._kept = copy.deepcopy(self.network.state_dict())
+            self.best = copy.deepcopy(self.network.state_dict())
         self.curve.append(loss)
         return len(self.curve) - 1 - self.curve.index(min(self.curve)) >= self.patience
 
     def restore(self) -> None:
-        """Give the network the weights of the best epoch."""
-        self.network.load_state_dict(self._kept)
+        """Load the weights of the best epoch."""
+        self.network.load_state_dict(self.best)
