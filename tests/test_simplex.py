@@ -158,10 +158,10 @@ def test_indices_beyond_int32_squares_and_float32_integers():
 @pytest.mark.parametrize(
     ("bad", "error", "told"),
     [
-        (1, ValueError, "num_classes must be at least 2, got 1. A simplex needs two classes"),
+        (1, ValueError, "num_classes must be at least 2, got 1"),
         (0, ValueError, "got 0"),
         (-3, ValueError, "got -3"),
-        (2.0, TypeError, "num_classes must be an int, got float 2.0. Pass a whole number"),
+        (2.0, TypeError, "num_classes must be an int, got float 2.0"),
         (True, TypeError, "got bool True"),
         ("10", TypeError, "got str '10'"),
         (torch.tensor(3), TypeError, "got a tensor of shape ()"),

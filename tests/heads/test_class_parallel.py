@@ -211,7 +211,7 @@ def test_without_a_process_group():
     ("x", "target", "options", "error", "told"),
     [
         (torch.zeros(2, 4), [0, 1], {}, TypeError, "target must be a tensor of class indices, got list"),
-        (torch.zeros(2, 4), torch.zeros(2), {}, TypeError, r"torch.int64, got torch.float32\. Convert .*target.long"),
+        (torch.zeros(2, 4), torch.zeros(2), {}, TypeError, r"torch.int64, got torch.float32"),
         (torch.zeros(2, 4), torch.tensor([0, 7]), {}, ValueError, "0 to 6, or -100 for a .* got 7 at position 1"),
         (torch.zeros(2, 4), torch.tensor([-1, 0]), {}, ValueError, "got -1 at position 0"),
         (torch.zeros(2, 4), torch.zeros(3).long(), {}, ValueError, r"got shapes \(2, 4\) and \(3,\)\. Flatten"),

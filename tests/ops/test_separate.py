@@ -294,17 +294,17 @@ def test_module_moves_copies_and_pickles():
     [
         (torch.randn(3, 0), 1.0, ValueError, "must hold the C-1 outputs, got shape (3, 0)"),
         (torch.tensor(1.0), 1.0, ValueError, "got shape ()"),
-        (torch.ones(3, 2, dtype=torch.int64), 1.0, TypeError, "got dtype torch.int64. Convert it with x.float()"),
+        (torch.ones(3, 2, dtype=torch.int64), 1.0, TypeError, "got dtype torch.int64"),
         (torch.ones(3, 2, dtype=torch.complex64), 1.0, TypeError, "got dtype torch.complex64"),
         (torch.ones(3, 2, dtype=torch.bool), 1.0, TypeError, "got dtype torch.bool"),
-        ([1.0, 2.0], 1.0, TypeError, "x must be a tensor, got list [1.0, 2.0]. Convert it with torch.as_tensor"),
+        ([1.0, 2.0], 1.0, TypeError, "x must be a tensor, got list [1.0, 2.0]"),
         (torch.randn(3, 2), 0, ValueError, "radius must be positive and finite, got 0"),
         (torch.randn(3, 2), -1.0, ValueError, "got -1.0"),
         (torch.randn(3, 2), float("inf"), ValueError, "got inf"),
         (torch.randn(3, 2), float("nan"), ValueError, "got nan"),
         (torch.randn(3, 2), True, TypeError, "radius must be a number, got bool True"),
         (torch.randn(3, 2), "1", TypeError, "got str '1'"),
-        (torch.randn(3, 2), torch.tensor(1.0), TypeError, "multiply the logits by a parameter of your own"),
+        (torch.randn(3, 2), torch.tensor(1.0), TypeError, "radius must be a number"),
     ],
 )
 def test_bad_input(impl, x, radius, kind, told):
