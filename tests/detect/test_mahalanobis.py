@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -5,10 +7,10 @@ from hypothesis import strategies as st
 from sklearn.covariance import EmpiricalCovariance
 from torch import nn
 
-from maxsep.detect import MAGNITUDES, Mahalanobis, mahalanobis
+from maxsep.detect import MAGNITUDES, Mahalanobis, MahalanobisDetector
 
 
-def made(seed=0, rows=60, width=5, classes=3):
+def samples(seed=0, rows=60, width=5, classes=3):
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(rows) % classes
     corners = torch.randn(classes, width, generator=generator) * 4
@@ -16,181 +18,246 @@ def made(seed=0, rows=60, width=5, classes=3):
     return corners[y] + torch.randn(rows, width, generator=generator) @ mix, y
 
 
-def by_the_book(x, y, queries):
-    x, queries = x.double(), queries.double()
+def moments(x, y):
     means = torch.stack([x[y == label].mean(0) for label in y.unique()])
     centred = torch.cat([x[y == label] - x[y == label].mean(0) for label in y.unique()])
+    return means, centred
+
+
+def by_definition(x, y, queries):
+    means, centred = moments(x.double(), y)
     precision = torch.from_numpy(EmpiricalCovariance().fit(centred.numpy()).precision_)
-    away = queries[:, None] - means
-    return (-0.5 * torch.einsum("ncd,de,nce->nc", away, precision, away)).amax(1)
+    apart = queries.double()[:, None] - means
+    return (-0.5 * torch.einsum("ncd,de,nce->nc", apart, precision, apart)).amax(1)
 
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), width=st.integers(1, 6), classes=st.integers(1, 4))
 @example(seed=225, width=6, classes=2)  # nearly singular
-def test_it_is_the_published_score_whole_or_in_batches(seed, width, classes):
-    x, y = made(seed, 40, width, classes)
+def test_scores_are_the_published_ones_whole_or_in_batches(seed, width, classes):
+    x, y = samples(seed, 40, width, classes)
     queries = torch.randn(7, width, generator=torch.Generator().manual_seed(seed)) * 5
-    expected = by_the_book(x, y, queries)
-    # an inverse loses as many digits as its matrix has in its condition
-    within = torch.stack([x[y == label].double().T.cov().reshape(width, width) for label in y.unique()]).mean(0)
-    near = {"rtol": 1e-8 + 1e-12 * torch.linalg.cond(within).item(), "atol": 1e-8}
+    expected = by_definition(x, y, queries)
+    # an inverse loses as many digits as the condition number has
+    condition = torch.linalg.cond(moments(x.double(), y)[1].T.cov().reshape(width, width)).item()
+    near = {"rtol": 1e-8 + 1e-12 * condition, "atol": 1e-8}
     torch.testing.assert_close(Mahalanobis().fit(x, y).score(queries), expected, **near)
     streamed = Mahalanobis().fit((x[i : i + 7], y[i : i + 7]) for i in range(0, 40, 7))
     torch.testing.assert_close(streamed.score(queries), expected, **near)
 
 
-def test_a_rank_deficient_covariance_is_pseudo_inverted():
-    x, y = made(width=3)
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 1000),
+    sizes=st.lists(st.integers(0, 6), max_size=6),
+    offset=st.sampled_from([0.0, 1e3, -1e7]),
+)
+def test_any_batches_give_the_moments_of_the_whole(seed, sizes, offset):
+    sizes = [3, *sizes]
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(sum(sizes), 3, dtype=torch.float64, generator=generator)
+    y = torch.randint(-2, 5, (sum(sizes),), generator=generator)
+    detector = Mahalanobis().fit(zip((noise + offset).split(sizes), y.split(sizes), strict=True))
+    means, centred = moments(noise, y)
+    rounding = 1e-12 + 1e-14 * abs(offset)
+    assert detector.classes.tolist() == y.unique().tolist()
+    torch.testing.assert_close(detector.means - offset, means, rtol=0, atol=rounding)
+    torch.testing.assert_close(detector.covariance, centred.T @ centred / len(y), rtol=1e-12, atol=100 * rounding)
+
+
+def test_half_precision_is_accumulated_in_float64():
+    detector, x = Mahalanobis(), torch.tensor([[1024.0], [1025.0]]).half()
+    for _ in range(100):
+        detector.partial_fit(x, torch.zeros(2, dtype=torch.int32))
+    assert detector.means.tolist() == [[1024.5]]
+    assert detector.covariance.item() == pytest.approx(0.25, rel=1e-12)
+
+
+def test_moments_and_scores_far_from_the_origin_are_exact():
+    # integers of size 2^50 are exact in float64, the sum of a batch of them is not
+    place, number = 2.0**50 + 3, torch.arange(204)
+    y, signs = number % 3, torch.stack([number // 3 % 2, number // 6 % 2], 1) * 2 - 1
+    offsets = torch.tensor([8.0, 0.0], dtype=torch.float64)
+    detector = Mahalanobis().fit(place + y[:, None] * offsets + signs, y)
+    assert torch.equal(detector.means, place + torch.arange(3)[:, None] * offsets)
+    assert torch.equal(detector.covariance, torch.eye(2, dtype=torch.float64))
+    queries = torch.tensor([[3.0, 0.0], [5.0, 0.0], [17.0, 3.0]], dtype=torch.float64)  # nearest to 0, 8 and 16
+    assert detector.score(place + queries).tolist() == [-4.5, -4.5, -5.0]
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize(("factor", "is_kept"), [(0.6, False), (1.5, True)])
+def test_directions_below_the_rank_threshold_are_ignored(scale, factor, is_kept):
+    width = 8
+    smallest = factor * width * torch.finfo(torch.float64).eps  # relative to the largest eigenvalue
+    deviations = torch.ones(width, dtype=torch.float64)
+    deviations[-1] = math.sqrt(smallest)
+    x = scale * torch.cat([torch.diag(deviations), -torch.diag(deviations)])
+    detector = Mahalanobis().fit(x, torch.zeros(2 * width, dtype=torch.int64))
+    along, across = scale * torch.eye(width, dtype=torch.float64)[[0, -1]]
+    # the variance of each direction is its deviation squared times 2 / 16
+    assert detector.score(along[None]).item() == pytest.approx(-width / 2)
+    assert detector.score(across[None]).item() == (pytest.approx(-width / 2 / smallest) if is_kept else 0)
+
+
+def test_a_singular_covariance_is_pseudo_inverted():
+    x, y = samples(width=3)
     x = x.double()
-    wide = torch.cat([x, x[:, :1] + x[:, 1:2]], 1)  # a fourth feature without news
-    torch.testing.assert_close(Mahalanobis().fit(wide, y).score(wide), by_the_book(wide, y, wide), rtol=1e-6, atol=1e-8)
+    wide = torch.cat([x, x[:, :1] + x[:, 1:2]], 1)  # the fourth feature depends on the others
+    scores = Mahalanobis().fit(wide, y).score(wide)
+    torch.testing.assert_close(scores, by_definition(wide, y, wide), rtol=1e-6, atol=1e-8)
 
 
-def test_no_invertible_change_of_coordinates_matters():
-    x, y = made()
+def test_scores_are_invariant_to_affine_maps():
+    x, y = samples()
     x = x.double()
     scores = Mahalanobis().fit(x, y).score(x)
     matrix = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 3 * torch.eye(5)
-    moved = x @ matrix + 1e4
-    torch.testing.assert_close(Mahalanobis().fit(moved, y).score(moved), scores, rtol=1e-6, atol=1e-6)
+    mapped = x @ matrix + 1e4
+    torch.testing.assert_close(Mahalanobis().fit(mapped, y).score(mapped), scores, rtol=1e-6, atol=1e-6)
     assert (scores <= 0).all()
 
 
-def test_the_nearest_class_is_found_far_from_the_origin():
-    y = torch.arange(30) % 3
-    spread = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64).repeat_interleave(10)
-    x = 1e9 + torch.stack([4.0 * y.double(), spread[torch.randperm(30)]], 1) + spread[:, None]
-    scores = Mahalanobis().fit(x, y).score(x)
-    torch.testing.assert_close(scores, by_the_book(x - 1e9, y, x - 1e9), rtol=1e-5, atol=1e-5)
-
-
-def test_a_class_without_samples_is_no_class():
-    x, y = made(classes=2)
-    detector = Mahalanobis().fit(x + 50, torch.tensor([3, 9])[y])  # labels 0..2 and 4..8 never occur
-    assert detector.classes.tolist() == [3, 9]
-    assert detector.means.shape == (2, 5)
+def test_classes_without_samples_have_no_mean():
+    x, y = samples(classes=2)
+    detector = Mahalanobis().fit(x + 50, torch.tensor([3, 9])[y])
+    assert (detector.classes.tolist(), detector.means.shape) == ([3, 9], (2, 5))
     torch.testing.assert_close(detector.score(x + 50), Mahalanobis().fit(x + 50, y).score(x + 50))
 
 
-def test_fit_starts_anew_and_partial_fit_goes_on():
-    x, y = made()
+def test_fit_starts_anew_and_partial_fit_continues():
+    x, y = samples()
     once = Mahalanobis().fit(x, y).score(x)
     again = Mahalanobis().fit(x * 9, y)
     assert not torch.allclose(again.score(x), once)
     torch.testing.assert_close(again.fit(x, y).score(x), once)
     half = Mahalanobis().fit(x[:30], y[:30])
-    before = half.score(x)
+    assert not torch.allclose(half.score(x), once)
     torch.testing.assert_close(half.partial_fit(x[30:], y[30:]).score(x), once)
-    assert not torch.allclose(before, once)
 
 
-def test_scores_do_not_depend_on_the_block_size(monkeypatch):
-    x, y = made()
+def test_many_rows_score_as_each_alone():
+    x, y = samples()
     detector = Mahalanobis().fit(x, y)
-    whole = detector.score(x)
-    monkeypatch.setattr(mahalanobis, "_ROWS", 7)
-    torch.testing.assert_close(detector.score(x), whole)
+    torch.testing.assert_close(detector.score(x.repeat(100, 1)), detector.score(x).repeat(100))
     assert detector.score(x[:0]).shape == (0,)
-    assert detector.score(x[:1]).shape == (1,)
 
 
-def test_nan_features_score_nan_alone():
-    x, y = made()
+def test_nan_features_affect_only_their_sample():
+    x, y = samples()
     detector = Mahalanobis().fit(x, y)
-    x[3, 1] = float("nan")
+    x[3, 1] = math.nan
     assert detector.score(x).isnan().nonzero().tolist() == [[3]]
 
 
 class Net(nn.Module):
-    """Images (B, 2, 3, 3) to features (B, 4); the last row of pixels is not seen."""
+    """Images (B, 2, 3, 3) to features (B, 4); it ignores the last row of pixels and counts its runs."""
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(12, 4)
-        self.drop = nn.Dropout(0.5)
+        self.layer, self.drop, self.runs = nn.Linear(12, 4), nn.Dropout(0.5), 0
 
     def features(self, x):
+        self.runs += 1
         return self.drop(self.layer(x[:, :, :2].flatten(1)).tanh())
 
 
 @pytest.fixture
-def fitted():
+def data():
     torch.manual_seed(0)
-    net, x, y = Net(), torch.randn(40, 2, 3, 3), torch.arange(40) % 3
-    with torch.inference_mode():
-        detector = Mahalanobis().fit(net.eval().features(x), y)
-    return detector, net.train(), x
+    return Net().double(), torch.randn(40, 2, 3, 3, dtype=torch.float64), torch.arange(40) % 3
 
 
-def test_the_step_is_the_published_one(fitted):
-    detector, net, x = fitted
-    std = (0.5, 0.25)
-    stepped = detector.perturb(net.features, x, 0.01, std)
-    assert net.training, "the mode is given back"
-    assert all(parameter.grad is None for parameter in net.parameters())
-
-    leaf = x.clone().requires_grad_()
-    net.eval()
-    h = net.features(leaf).double()
-    away = h[:, None] - detector.means
-    g = -0.5 * torch.einsum("ncd,de,nce->nc", away, torch.linalg.pinv(detector.covariance), away)
-    (-g.amax(1)).mean().backward()
-    sign = torch.where(leaf.grad >= 0, 1.0, -1.0)  # the unseen pixels have gradient 0, which counts as +1
-    expected = x - 0.01 * sign / torch.tensor(std)[:, None, None]
-    torch.testing.assert_close(stepped, expected)
-    torch.testing.assert_close(stepped[:, 0, 2], x[:, 0, 2] - 0.02)
-    with torch.no_grad():
-        gain = detector.score(net.features(stepped)) - detector.score(net.features(x))
-    assert (gain > 0).float().mean() > 0.9
-
-
-def test_a_step_does_not_depend_on_the_rest_of_the_batch_or_on_grad_modes(fitted):
-    detector, net, x = fitted
-    whole = detector.perturb(net.features, x, 0.01)
-    torch.testing.assert_close(detector.perturb(net.features, x[5:6], 0.01), whole[5:6])
-    with torch.inference_mode():
-        torch.testing.assert_close(detector.perturb(net.features, x, 0.01), whole)
-
-
-def test_no_step_returns_the_inputs(fitted):
-    detector, _, x = fitted
-    assert detector.perturb(lambda x: x.detach(), x, 0) is x
-    with pytest.raises(ValueError, match=r"magnitude must be zero or a positive finite number, got -0\.1"):
-        detector.perturb(lambda x: x, x, -0.1)
-
-
-def test_the_sweep_scores_every_magnitude(fitted):
-    detector, net, x = fitted
-    swept = detector.sweep(net.features, x, std=0.25)
-    assert tuple(swept) == MAGNITUDES == (0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
+def test_the_step_leads_towards_the_nearest_class(data):
+    net, x, y = data
+    distances = MahalanobisDetector(net).fit([(x, y)]).distances
+    stepped = distances.perturb(net.features, x, 0.01, (0.5, 0.25))
     assert net.training
+    assert net.layer.weight.grad is None
+    step = torch.tensor([0.02, 0.04], dtype=torch.float64)[:, None, None]
+    torch.testing.assert_close((stepped - x).abs(), step.expand_as(x))
+    torch.testing.assert_close(stepped[:, :, 2:], x[:, :, 2:] - step)  # zero gradients count as positive
+    torch.testing.assert_close(distances.perturb(net.features, x[5:6], 0.01, (0.5, 0.25)), stepped[5:6])
     net.eval()
+    gain = distances.score(net.features(stepped)) - distances.score(net.features(x))
+    assert (gain > 0).double().mean() > 0.9
+    assert distances.perturb(lambda x: x.detach(), x, 0) is x
+
+
+def test_sweeps_score_every_magnitude_with_one_gradient(data):
+    net, x, y = data
+    detector = MahalanobisDetector(net, std=(0.5, 0.25)).fit(zip(x.split(7), y.split(7), strict=True))
+    assert net.runs == 6
+    net.runs = 0
+    swept = detector.sweep(part for part in x.split(9))
+    assert net.runs == 5 * (1 + len(MAGNITUDES))
+    assert net.training
+    assert tuple(swept) == MAGNITUDES == (0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
     for magnitude, scores in swept.items():
-        expected = detector.score(net.features(detector.perturb(net.features, x, magnitude, 0.25)))
-        torch.testing.assert_close(scores, expected)
-    assert list(detector.sweep(net.features, x, [0.0])) == [0.0]
+        detector.magnitude = magnitude
+        torch.testing.assert_close(scores, detector.score(x), rtol=1e-9, atol=1e-12)
+    direct = detector.distances.sweep(net.features, x, [0.01, 0.0], (0.5, 0.25))
+    torch.testing.assert_close(direct[0.01], swept[0.01], rtol=1e-9, atol=1e-12)
 
 
-def test_bad_input_is_explained():
-    x, y = made()
-    with pytest.raises(ValueError, match=r"has no means yet. Call fit\(features, labels\)"):
-        Mahalanobis().score(x)
-    with pytest.raises(TypeError, match="fit takes features with labels, or one iterable"):
-        Mahalanobis().fit(x)
-    with pytest.raises(TypeError, match="labels were given beside an iterable"):
-        Mahalanobis().fit([(x, y)], y)
-    with pytest.raises(ValueError, match="fit was given no batches"):
-        Mahalanobis().fit([])
-    detector = Mahalanobis().fit(x, y)
-    with pytest.raises(ValueError, match=r"features must be \(N, 5\) as in fit, got shape \(60, 4\)"):
-        detector.score(x[:, :4])
-    with pytest.raises(TypeError, match="features must be a tensor, got list"):
-        detector.score([[1.0]])
+def test_a_failed_fit_keeps_the_last_one(data):
+    net, x, y = data
+    detector = MahalanobisDetector(net).fit([(x, y)])
+    scores = detector.score(x)
+    with pytest.raises(ValueError, match="labels"):
+        detector.fit([(5 * x, y), x])
+    torch.testing.assert_close(detector.score(x), scores, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_features_that_do_not_vary_inside_classes_have_no_distance(rows):
-    detector = Mahalanobis().fit(torch.eye(3)[:rows], torch.arange(rows))
-    with pytest.raises(ValueError, match=f"the {rows} features do not vary inside their {rows} classes"):
-        detector.score(torch.eye(3))
+def test_an_unfitted_detector_refuses_before_the_model_runs(data):
+    net, x, _ = data
+    detector = MahalanobisDetector(net)
+    for call in (detector.score, detector.sweep, detector.threshold):
+        with pytest.raises(ValueError, match="fit"):
+            call([x])
+    assert not net.runs
+    with pytest.raises(ValueError, match="fit"):
+        Mahalanobis().score(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error"),
+    [
+        (torch.ones(2), torch.zeros(2).long(), ValueError),
+        (torch.ones(2, 3), torch.zeros(3).long(), ValueError),
+        (torch.ones(2, 3), [0, 1], ValueError),
+        (torch.ones(2, 3), torch.zeros(2), TypeError),
+        (torch.ones(2, 3), torch.zeros(2).bool(), TypeError),
+        (torch.ones(2, 3), None, TypeError),
+        (torch.ones(2, 3).long(), torch.zeros(2).long(), TypeError),
+        (torch.ones(0, 3), torch.zeros(0).long(), ValueError),
+        (torch.tensor([[1.0, math.nan]]), torch.zeros(1).long(), ValueError),
+        (torch.tensor([[1.0, math.inf]]), torch.zeros(1).long(), ValueError),
+        ([], None, ValueError),
+        ([(torch.ones(2, 3), torch.zeros(2).long())], torch.zeros(2).long(), TypeError),
+        ([(torch.ones(2, width), torch.zeros(2).long()) for width in (3, 4)], None, ValueError),
+    ],
+)
+def test_invalid_training_data(x, y, error):
+    with pytest.raises(error, match=r"features|labels|fit"):
+        Mahalanobis().fit(x, y)
+
+
+def test_invalid_arguments(data):
+    net, x, y = data
+    convolutions = nn.Sequential()
+    convolutions.features = nn.Linear(3, 2)  # a submodule, not a method
+    for model in (nn.Linear(3, 2), convolutions):
+        with pytest.raises(TypeError, match="features"):
+            MahalanobisDetector(model)
+    with pytest.raises(ValueError, match="magnitude"):
+        MahalanobisDetector(net, magnitude=-1)
+    detector = MahalanobisDetector(net).fit([(x, y)])
+    with pytest.raises(ValueError, match="magnitude"):
+        detector.sweep(x, [-0.1])
+    net.layer = nn.Linear(12, 5).double()
+    with pytest.raises(ValueError, match="features"):
+        detector.score(x)
+    constant = Mahalanobis().fit(torch.eye(3), torch.arange(3))
+    with pytest.raises(ValueError, match="covariance"):
+        constant.score(torch.eye(3))

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from maxsep import separate
 from maxsep.detect import auroc, energy, max_logit, max_softmax
 
+every = pytest.mark.parametrize("score", [max_softmax, max_logit, energy])
+
 
 def test_hand_computed_values():
     logits = torch.tensor([[math.log(3.0), 0.0], [math.log(6.0), math.log(2.0)]])
@@ -19,68 +21,61 @@ def test_hand_computed_values():
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 1000), classes=st.integers(2, 9), shift=st.floats(-50, 50), temperature=st.floats(0.1, 100))
-def test_centred_scores_ignore_a_common_shift_and_keep_the_bounds_of_zero_sum_logits(seed, classes, shift, temperature):
+def test_centred_scores_are_invariant_to_a_common_shift(seed, classes, shift, temperature):
     logits = torch.randn(5, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 4
-    moved = energy(logits + shift, temperature, centre=True)
-    torch.testing.assert_close(moved, energy(logits, temperature, centre=True))
+    shifted = energy(logits + shift, temperature, centre=True)
+    torch.testing.assert_close(shifted, energy(logits, temperature, centre=True))
     torch.testing.assert_close(max_logit(logits + shift, centre=True), max_logit(logits, centre=True))
     torch.testing.assert_close(max_softmax(logits + shift), max_softmax(logits))
     torch.testing.assert_close(energy(logits + shift), energy(logits) + shift)
-    assert (moved >= temperature * math.log(classes) - 1e-9).all()
+    assert (shifted >= temperature * math.log(classes) - 1e-9).all()
     assert (max_logit(logits, centre=True) >= 0).all()
 
 
-def test_separated_logits_are_centred_already():
+def test_separated_logits_are_centred():
     logits = separate(torch.randn(6, 4, dtype=torch.float64))
     torch.testing.assert_close(energy(logits), energy(logits, centre=True))
     torch.testing.assert_close(max_logit(logits), max_logit(logits, centre=True))
 
 
 def test_confident_samples_do_not_tie():
-    # the float32 softmax of both is exactly 1
     sure, surer = torch.tensor([[20.0, 0.0]]), torch.tensor([[25.0, 0.0]])
-    assert float(sure.softmax(-1).max()) == float(surer.softmax(-1).max()) == 1
+    assert sure.softmax(-1).max() == surer.softmax(-1).max() == 1  # in float32
     assert auroc(max_softmax(surer), max_softmax(sure)) == 1
 
 
-def test_energy_tends_to_the_largest_logit_and_does_not_overflow():
+def test_energy_tends_to_the_largest_logit_without_overflow():
     logits = torch.tensor([[1000.0, 999.0], [-2000.0, -1000.0]])
     torch.testing.assert_close(energy(logits, 1e-3), max_logit(logits))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("score", [max_softmax, max_logit, energy])
-def test_any_type_and_shape_gives_float64_scores(score, dtype):
+@every
+def test_any_dtype_and_shape_gives_float64(score, dtype):
     logits = torch.arange(24).reshape(2, 3, 4).to(dtype)
-    assert score(logits).dtype == torch.float64
-    assert score(logits).shape == (2, 3)
-    assert score(logits[:, 0][:0]).shape == (0,)
+    assert (score(logits).dtype, score(logits).shape) == (torch.float64, (2, 3))
+    assert score(logits[:0]).shape == (0, 3)
     torch.testing.assert_close(score(logits)[1, 2], score(logits[1, 2]))
 
 
-@pytest.mark.parametrize("score", [max_softmax, max_logit, energy])
-def test_nan_stays_nan_and_touches_no_other_sample(score):
-    scores = score(torch.tensor([[float("nan"), 1.0], [2.0, 1.0]]))
-    assert scores[0].isnan()
-    assert scores[1].isfinite()
+@every
+def test_nan_logits_affect_only_their_sample(score):
+    assert score(torch.tensor([[math.nan, 1.0], [2.0, 1.0]])).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("logits", "kind", "message"),
-    [
-        (torch.tensor([[1, 2]]), TypeError, "logits must be a real floating-point tensor, got dtype torch.int64"),
-        ([[1.0, 2.0]], TypeError, "logits must be a tensor, got list"),
-        (torch.tensor(1.0), ValueError, r"logits must be \(\.\.\., C\) with at least one class, got shape \(\)"),
-        (torch.zeros(3, 0), ValueError, r"with at least one class, got shape \(3, 0\)"),
-    ],
-)
-@pytest.mark.parametrize("score", [max_softmax, max_logit, energy])
-def test_bad_logits_are_explained(score, logits, kind, message):
-    with pytest.raises(kind, match=message):
-        score(logits)
+@every
+def test_invalid_logits(score):
+    for logits, error in [
+        (torch.tensor([[1, 2]]), TypeError),
+        ([[1.0, 2.0]], TypeError),
+        (torch.tensor(1.0), ValueError),
+        (torch.zeros(3, 0), ValueError),
+    ]:
+        with pytest.raises(error, match="logits"):
+            score(logits)
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0, float("inf"), float("nan"), True, "1"])
-def test_a_bad_temperature_is_explained(temperature):
-    with pytest.raises(ValueError, match="temperature must be a positive finite number, got"):
+@pytest.mark.parametrize("temperature", [0, -1.0, math.inf, math.nan, True, "1"])
+def test_invalid_temperature(temperature):
+    with pytest.raises((ValueError, TypeError), match="temperature"):
         energy(torch.zeros(1, 2), temperature)

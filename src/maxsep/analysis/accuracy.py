@@ -1,0 +1,130 @@
+"""Calibration error, and accuracy of classes with many, medium and few training images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maxsep.checks import check_count
+
+
+def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Average the gap between confidence and accuracy over equally wide bins of confidence.
+
+    The confidence of a row is its largest probability. Bin b of B holds the confidences in (b/B, (b+1)/B], and
+    ECE = sum_b (n_b / N) |accuracy_b - confidence_b|.
+
+    Args:
+        probabilities: (N, C), rows that sum to 1; logits are refused.
+        labels: (N,) class indices.
+        bins: Number of bins.
+
+    Returns:
+        A fraction in [0, 1]; 0 is perfectly calibrated.
+
+    >>> rows = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
+    >>> round(expected_calibration_error(rows, torch.tensor([0, 1])), 4)
+    0.4
+    """
+    check_count("bins", bins)
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
+        shapes = f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"probabilities must be (N, C) and labels (N,) with N >= 1, got {shapes}")
+    low, high = float(probabilities.min()), float(probabilities.max())
+    if not (low >= 0 and high <= 1 + 1e-4):
+        raise ValueError(f"probabilities must lie in [0, 1], got {low:g} to {high:g}; pass logits.softmax(-1)")
+    confidence, predicted = probabilities.double().max(dim=1)
+    correct = (predicted == labels).double()
+    edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
+    gaps = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
+    gaps.index_add_(0, torch.bucketize(confidence, edges), correct - confidence)
+    return float(gaps.abs().sum() / len(labels))
+
+
+def shot_groups(class_counts: Sequence[int] | Tensor, *, many: int = 100, few: int = 20) -> dict[str, list[int]]:
+    """Group classes by their number of training images.
+
+    Args:
+        class_counts: (C,) training images of each class.
+        many: A class with more images than this is a many-shot class.
+        few: A class with fewer images than this is a few-shot class; all others are medium.
+
+    Returns:
+        Class indices under `many`, `medium` and `few`; a group may be empty.
+
+    >>> shot_groups([500, 101, 100, 20, 19])
+    {'many': [0, 1], 'medium': [2, 3], 'few': [4]}
+    """
+    check_count("many", many)
+    check_count("few", few)
+    if few > many + 1:
+        raise ValueError(f"few must be at most many + 1, got few={few} and many={many}")
+    counts = _per_class("class_counts", class_counts)
+    if not ((counts >= 0) & (counts == counts.floor()) & counts.isfinite()).all():
+        raise ValueError(f"class_counts must be integers >= 0, got {counts.tolist()}")
+    masks = {"many": counts > many, "medium": (counts >= few) & (counts <= many), "few": counts < few}
+    return {name: mask.nonzero()[:, 0].tolist() for name, mask in masks.items()}
+
+
+def accuracy_by_shot(
+    accuracies: Sequence[float] | Tensor,
+    class_counts: Sequence[int] | Tensor,
+    *,
+    labels: Tensor | None = None,
+    many: int = 100,
+    few: int = 20,
+) -> dict[str, float | None]:
+    """Average accuracy over many-, medium- and few-shot classes, each class with the same weight.
+
+    Args:
+        accuracies: (C,) accuracy of each class, as fractions; or, with `labels`, predictions (N,) or logits (N, C).
+            A class without test samples (NaN) does not count.
+        class_counts: (C,) training images of each class.
+        labels: (N,) true labels of the predictions.
+        many: See `shot_groups`.
+        few: See `shot_groups`.
+
+    Returns:
+        Means under `many`, `medium`, `few` and `all`; None for a group without a class.
+
+    >>> accuracy_by_shot([1.0, 0.5, 0.75], [500, 400, 30])
+    {'many': 0.75, 'medium': 0.75, 'few': None, 'all': 0.75}
+    """
+    groups = shot_groups(class_counts, many=many, few=few)
+    total = sum(map(len, groups.values()))
+    if labels is not None:
+        accuracies = _class_accuracies(torch.as_tensor(accuracies), labels, total)
+    values = _per_class("accuracies", accuracies)
+    if len(values) != total:
+        raise ValueError(f"accuracies must have one entry per class count, got {len(values)} for {total}")
+    if ((values < 0) | (values > 1)).any():
+        raise ValueError(f"accuracies must be fractions in [0, 1], got {values.tolist()}")
+    return {name: _mean(values[group]) for name, group in {**groups, "all": list(range(total))}.items()}
+
+
+def _class_accuracies(predictions: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Compute the accuracy of each class (C,) from predictions (N,) or logits (N, C); NaN without a sample."""
+    predictions = (predictions.argmax(1) if predictions.ndim == 2 else predictions).to(labels.device)
+    if labels.ndim != 1 or predictions.shape != labels.shape:
+        raise ValueError(f"predictions and labels must be (N,), got {predictions.shape} and {labels.shape}")
+    if labels.is_floating_point() or predictions.is_floating_point():
+        raise TypeError(f"predictions and labels must be integers, got {predictions.dtype} and {labels.dtype}")
+    if ((labels < 0) | (labels >= num_classes)).any():
+        raise ValueError(f"labels must lie in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}")
+    correct = torch.bincount(labels[predictions == labels], minlength=num_classes)
+    return correct.double() / torch.bincount(labels, minlength=num_classes)
+
+
+def _mean(values: Tensor) -> float | None:
+    values = values[~values.isnan()]
+    return float(values.mean()) if len(values) else None
+
+
+def _per_class(name: str, values: Any) -> Tensor:
+    tensor = values.detach() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    if tensor.ndim != 1 or not len(tensor):
+        raise ValueError(f"{name} must hold one number per class, got shape {tuple(tensor.shape)}")
+    return tensor.double()

@@ -1,0 +1,88 @@
+"""Scores of logits, in float64 so that neither saturation nor rounding creates ties.
+
+References:
+    D. Hendrycks and K. Gimpel. A baseline for detecting misclassified and out-of-distribution examples in neural
+    networks. ICLR 2017 (maximum softmax probability).
+    W. Liu, X. Wang, J. Owens and Y. Li. Energy-based out-of-distribution detection. NeurIPS 2020.
+    S. Vaze, K. Han, A. Vedaldi and A. Zisserman. Open-set recognition: a good closed-set classifier is all you need?
+    ICLR 2022 (maximum logit).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maxsep.checks import check_floating, check_number
+
+
+def max_softmax(logits: Tensor) -> Tensor:
+    """Score by the largest class probability, max_c softmax(logits)_c.
+
+    A common shift of the logits cancels. In float32, every sample whose largest logit leads by more than 17 would
+    score exactly 1; hence float64.
+
+    Args:
+        logits: (..., C), any floating dtype, any device.
+
+    Returns:
+        (...), float64 in [1/C, 1]; higher is more in-distribution. NaN logits give NaN.
+
+    >>> max_softmax(torch.tensor([[0.0, 0.0], [3.0, 0.0]])).round(decimals=4).tolist()
+    [0.5, 0.9526]
+    """
+    return _float64_logits(logits, centre=False).softmax(-1).amax(-1)
+
+
+def max_logit(logits: Tensor, *, centre: bool = False) -> Tensor:
+    """Score by the largest logit.
+
+    Args:
+        logits: (..., C), any floating dtype, any device.
+        centre: Subtract the mean logit of each sample first. The logits of a maximum-separation head have mean zero
+            by construction, so a fair comparison with a plain head centres both.
+
+    Returns:
+        (...), float64; higher is more in-distribution. At least 0 if centred.
+
+    >>> logits = torch.tensor([[5.0, 4.0, 3.0]])
+    >>> max_logit(logits).item(), max_logit(logits, centre=True).item()
+    (5.0, 1.0)
+    """
+    return _float64_logits(logits, centre).amax(-1)
+
+
+def energy(logits: Tensor, temperature: float = 1.0, *, centre: bool = False) -> Tensor:
+    """Score by the negative free energy, T log sum_c exp(logits_c / T).
+
+    Args:
+        logits: (..., C), any floating dtype, any device.
+        temperature: T > 0; the score tends to `max_logit` as T tends to 0.
+        centre: Subtract the mean logit of each sample first, see `max_logit`.
+
+    Returns:
+        (...), float64; higher is more in-distribution. At least T log C if centred.
+
+    >>> round(energy(torch.tensor([0.0, 0.0])).item(), 4)
+    0.6931
+    """
+    temperature = check_temperature(temperature)
+    return temperature * torch.logsumexp(_float64_logits(logits, centre) / temperature, -1)
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Convert to float64 on the same device; MPS has no float64, so its tensors move to the CPU."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
+
+
+def check_temperature(temperature: float) -> float:
+    """Return a temperature as a float."""
+    return check_number("temperature", temperature, "a positive finite number", lambda value: value > 0)
+
+
+def _float64_logits(logits: Tensor, centre: bool) -> Tensor:
+    logits = check_floating(logits, "logits")
+    if logits.ndim == 0 or logits.shape[-1] == 0:
+        raise ValueError(f"logits must be (..., C) with at least one class, got shape {tuple(logits.shape)}")
+    logits = to_float64(logits)
+    return logits - logits.mean(-1, keepdim=True) if centre else logits

@@ -1,0 +1,224 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
+
+from maxsep.detect import auroc, average_precision, fpr_at_tpr, ood_metrics, oscr, threshold_at_tpr
+
+METRICS = [auroc, average_precision, fpr_at_tpr]
+ties = st.lists(st.integers(-4, 4), min_size=1, max_size=40)
+spread = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=1, max_size=40)
+scores = (ties | spread).map(lambda values: torch.tensor(values, dtype=torch.float64))
+rates = st.sampled_from([0.5, 0.55, 0.8, 0.95, 1.0])
+
+
+def labels_and_scores(positive, negative):
+    return np.r_[np.ones(len(positive)), np.zeros(len(negative))], torch.cat([positive, negative]).numpy()
+
+
+def trapezoidal_aupr(positive, negative):
+    precision, recall, _ = precision_recall_curve(*labels_and_scores(positive, negative))
+    return auc(recall, precision)
+
+
+@given(scores, scores)
+def test_areas_equal_scikit_learn(positive, negative):
+    labels, values = labels_and_scores(positive, negative)
+    assert auroc(positive, negative) == pytest.approx(roc_auc_score(labels, values), abs=1e-12)
+    assert average_precision(positive, negative) == pytest.approx(average_precision_score(labels, values), abs=1e-12)
+
+
+@given(scores, scores, rates)
+def test_fpr_at_least_equals_the_roc_curve_of_scikit_learn(positive, negative, tpr):
+    false, true, _ = roc_curve(*labels_and_scores(positive, negative), drop_intermediate=False)
+    assert fpr_at_tpr(positive, negative, tpr, rule="at_least") == pytest.approx(false[np.argmax(true >= tpr)])
+
+
+def closest_by_definition(positive, negative, tpr):
+    values = sorted({*positive.tolist(), *negative.tolist()})
+    recall = {t: sum(p >= t for p in positive.tolist()) / len(positive) for t in values}
+    first_full = max(t for t in values if recall[t] == 1)
+    chosen = min((t for t in values if t >= first_full), key=lambda t: (abs(recall[t] - tpr), t))
+    return sum(n >= chosen for n in negative.tolist()) / len(negative)
+
+
+@given(scores, scores, rates)
+def test_fpr_closest_equals_its_definition(positive, negative, tpr):
+    assert fpr_at_tpr(positive, negative, tpr) == closest_by_definition(positive, negative, tpr)
+
+
+def test_the_closest_recall_may_be_below_the_requested_one():
+    positive = torch.arange(1.0, 17.0)  # recall 15/16 = 0.9375 is closer to 0.95 than 1
+    # scores 2 and 1.5 both have that recall, and the lower of them accepts two more
+    assert fpr_at_tpr(positive, torch.tensor([1.5, 1.5, 0.5, 0.5, 9.5])) == 3 / 5
+    assert fpr_at_tpr(positive, torch.tensor([1.0, 1.0, 9.5, 0.0])) == 1 / 4
+    assert fpr_at_tpr(positive, torch.tensor([1.0, 1.0, 9.5, 0.0]), rule="at_least") == 3 / 4
+
+
+@settings(max_examples=50)
+@given(ties, ties, st.randoms())
+def test_only_the_order_of_scores_matters(positive, negative, random):
+    a, b = torch.tensor(positive, dtype=torch.float64), torch.tensor(negative, dtype=torch.float64)
+    shuffled = (torch.tensor(random.sample(values, len(values))).double() for values in (positive, negative))
+    c, d = shuffled
+    for metric in METRICS:
+        value = metric(a, b)
+        assert metric(a.exp(), b.exp()) == metric(a**3 * 1e5 + 7, b**3 * 1e5 + 7) == metric(c, d) == value
+
+
+@given(st.integers(0, 1000), st.integers(1, 60), st.integers(1, 60))
+def test_the_trapezoidal_area_is_never_higher_without_ties(seed, num_positive, num_negative):
+    values = torch.randperm(num_positive + num_negative, generator=torch.Generator().manual_seed(seed)).double()
+    pair = values[:num_positive], values[num_positive:]
+    assert trapezoidal_aupr(*pair) <= average_precision(*pair) + 1e-12
+
+
+def test_constant_single_and_infinite_scores():
+    assert [metric(torch.ones(5), torch.ones(3)) for metric in METRICS] == [0.5, 5 / 8, 1]
+    low, high = torch.tensor([-math.inf]), torch.tensor([math.inf])
+    assert [metric(high, low) for metric in METRICS] == [1, 1, 0]
+    assert [metric(low, high) for metric in METRICS] == [0, 0.5, 1]
+    assert auroc(high, high) == 0.5
+    assert auroc(torch.tensor([0.5], dtype=torch.bfloat16), torch.tensor([0.25], requires_grad=True)) == 1
+
+
+KNOWN, UNKNOWN = torch.arange(1.0, 17.0), torch.tensor([1.0, 1.0, 9.5, 0.0])
+
+
+def test_ood_metrics_in_both_conventions():
+    assert ood_metrics(KNOWN, UNKNOWN) == {
+        "auroc": auroc(KNOWN, UNKNOWN),
+        "aupr": average_precision(KNOWN, UNKNOWN),
+        "fpr95": 0.25,
+        "fpr95_at_least": 0.75,
+    }
+    other = ood_metrics(KNOWN, UNKNOWN, positive="ood")
+    assert other == ood_metrics(-UNKNOWN, -KNOWN)
+    assert other["auroc"] == ood_metrics(KNOWN, UNKNOWN)["auroc"]
+    # all four unknown samples must be rejected, and with the one at 9.5 the known samples 1 to 9 of 16
+    assert other["fpr95"] == 9 / 16
+    assert other["aupr"] == pytest.approx(0.25 * 1 + 0.5 * 3 / 4 + 0.25 * 4 / 13)
+
+
+def test_chance_and_perfect_detection():
+    chance = ood_metrics(torch.zeros(10_000), torch.zeros(2_000))
+    assert chance == {"auroc": 0.5, "aupr": pytest.approx(5 / 6), "fpr95": 1.0, "fpr95_at_least": 1.0}
+    assert ood_metrics(torch.zeros(10_000), torch.zeros(2_000), positive="ood")["aupr"] == pytest.approx(1 / 6)
+    perfect = {"auroc": 1.0, "aupr": 1.0, "fpr95": 0.0, "fpr95_at_least": 0.0}
+    assert ood_metrics(KNOWN + 100, UNKNOWN) == ood_metrics(KNOWN + 100, UNKNOWN, positive="ood") == perfect
+
+
+STEPS = torch.arange(40, dtype=torch.float64)
+SETS = {
+    "overlapping": (STEPS * 7 % 23 / 4 + 1.5, STEPS[:30] * 11 % 29 / 4 - 1),
+    "ties": (STEPS * 3 % 5, STEPS[:25] * 2 % 4 - 1),
+    "constant": (torch.zeros(6), torch.zeros(4)),
+}
+OTHERS = {
+    "overlapping": {"AUROC": 0.741667, "AUPR-IN": 0.789793, "AUPR-OUT": 0.747719, "FPR95": 0.775},
+    "ties": {"AUROC": 0.856, "AUPR-IN": 0.922378, "AUPR-OUT": 0.814913, "FPR95": 0.4},
+    "constant": {"AUROC": 0.5, "AUPR-IN": 0.8, "AUPR-OUT": 0.7, "FPR95": 1.0},
+}
+"""Results of `OODMetrics` (pytorch-ood 0.4.0) and `compute_all_metrics` (OpenOOD 1.5, 3c35632), which agree."""
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_numbers_of_pytorch_ood_and_openood(name):
+    known, unknown = SETS[name]
+    ours, theirs = ood_metrics(known, unknown, positive="ood"), OTHERS[name]
+    assert ours["auroc"] == pytest.approx(theirs["AUROC"], abs=1e-6)
+    assert ours["fpr95_at_least"] == pytest.approx(theirs["FPR95"], abs=1e-6)
+    # their AUPR is the trapezoidal area, for which there is no option
+    assert trapezoidal_aupr(known, unknown) == pytest.approx(theirs["AUPR-IN"], abs=1e-6)
+    assert trapezoidal_aupr(-unknown, -known) == pytest.approx(theirs["AUPR-OUT"], abs=1e-6)
+
+
+@given(scores, rates | st.floats(0.001, 1))
+def test_a_threshold_accepts_enough_and_the_next_higher_does_not(values, tpr):
+    threshold = threshold_at_tpr(values, tpr)
+    assert int((values >= threshold).sum()) / len(values) >= tpr
+    assert int((values > threshold).sum()) / len(values) < tpr
+
+
+def test_thresholds_by_hand():
+    assert threshold_at_tpr(torch.arange(100.0), 0.55) == 45.0  # 0.55 * 100 is 55.00000000000001
+    assert threshold_at_tpr(torch.arange(1000.0)) == 50.0
+    assert threshold_at_tpr(torch.tensor([3.0])) == 3.0
+    half = torch.rand(101).bfloat16()
+    assert (half >= threshold_at_tpr(half, 1.0)).all()
+
+
+@given(scores, scores, st.randoms())
+def test_oscr_counts_the_pairs_of_its_definition(known, unknown, random):
+    correct = torch.tensor([random.random() < 0.7 for _ in known])
+    pairs = (known[:, None] > unknown) & correct[:, None]
+    assert oscr(known, correct, unknown) == pytest.approx(float(pairs.double().mean()), abs=1e-12)
+    every = torch.ones_like(correct)
+    assert oscr(known, correct, unknown) <= float(correct.double().mean()) + 1e-12
+    assert oscr(known, correct, unknown) <= oscr(known, every, unknown) <= auroc(known, unknown)
+
+
+def area_over_thresholds_in_the_sample(known, correct, unknown):
+    points = [(0.0, 0.0), (1.0, float(correct.double().mean()))]
+    for t in torch.cat([known, unknown]).unique().tolist():
+        points.append((float((unknown >= t).double().mean()), float(((known > t) & correct).double().mean())))
+    points.sort()
+    return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(points))
+
+
+@given(st.integers(0, 1000), st.integers(1, 40), st.integers(1, 40))
+def test_thresholds_in_the_sample_lose_as_much_of_oscr_as_documented(seed, num_known, num_unknown):
+    generator = torch.Generator().manual_seed(seed)
+    known = torch.randn(num_known, generator=generator, dtype=torch.float64) + 1
+    unknown = torch.randn(num_unknown, generator=generator, dtype=torch.float64)
+    correct = torch.rand(num_known, generator=generator) < 0.8
+    loss = oscr(known, correct, unknown) - area_over_thresholds_in_the_sample(known, correct, unknown)
+    assert -1e-12 <= loss <= 1 / (2 * max(num_known, num_unknown)) + 1e-12
+
+
+def test_oscr_by_hand():
+    known, unknown = torch.tensor([5.0, 6.0, 7.0, 8.0]), torch.tensor([1.0, 2.0])
+    assert oscr(known, torch.tensor([True, True, False, True]), unknown) == 0.75
+    assert oscr(known, torch.zeros(4, dtype=torch.bool), unknown) == 0
+    assert oscr(torch.ones(4), torch.ones(4, dtype=torch.bool), torch.ones(2)) == 0  # ties count as errors
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (torch.zeros(0), ValueError),
+        (torch.tensor([1.0, math.nan]), ValueError),
+        (torch.zeros(2, 2), ValueError),
+        (torch.ones(2, dtype=torch.int64), TypeError),
+        ([1.0], TypeError),
+    ],
+)
+def test_invalid_scores(metric, values, error):
+    with pytest.raises(error, match="positive"):
+        metric(values, torch.ones(1))
+    with pytest.raises(error, match="negative"):
+        metric(torch.ones(1), values)
+
+
+def test_invalid_arguments():
+    one = torch.ones(1)
+    for tpr in (0, 1.5, math.nan, True, "0.95"):
+        with pytest.raises((ValueError, TypeError), match="tpr"):
+            fpr_at_tpr(one, one, tpr)
+        with pytest.raises((ValueError, TypeError), match="tpr"):
+            threshold_at_tpr(one, tpr)
+    with pytest.raises(ValueError, match="rule"):
+        fpr_at_tpr(one, one, rule="nearest")
+    with pytest.raises(ValueError, match="positive"):
+        ood_metrics(one, one, positive="in")
+    with pytest.raises(ValueError, match="ood_scores"):
+        ood_metrics(one, one[:0])
+    for correct, error in [(one, TypeError), ([True], TypeError), (torch.tensor([True, True]), ValueError)]:
+        with pytest.raises(error, match="known_correct"):
+            oscr(one, correct, one)
