@@ -369,20 +369,20 @@ def test_the_step_after_a_run_comes_at_once_and_counts_as_its_time(tmp_path, wit
 
 def test_a_step_that_fails_is_a_failure_of_its_run_alone(tmp_path, with_step):
     trainer = Trainer()
-    recipe, step = with_step(trainer, fails=("twin",), note="Some are left.")
+    recipe, step = with_step(trainer, fails=("control",), note="Some are left.")
     options = {"runs": tmp_path, "train": trainer, "clock": trainer.clock, "execution": CPU}
     summary = grid.reproduce(recipe, seeds=1, **options)
-    assert [(spec.head, why) for spec, why in summary.failed] == [("twin", "RuntimeError: no outliers")]
+    assert [(spec.head, why) for spec, why in summary.failed] == [("control", "RuntimeError: no outliers")]
     assert len(step.done) == 3
     assert summary.notes == ["Some are left."]
     again = grid.reproduce(recipe, seeds=1, **options)
-    assert (again.status, len(again.skipped), [spec.head for spec, _ in again.failed]) == (1, 4, ["twin"])
+    assert (again.status, len(again.skipped), [spec.head for spec, _ in again.failed]) == (1, 4, ["control"])
 
 
 def test_what_the_step_needs_is_checked_with_the_data(tmp_path, with_step):
     recipe, step = with_step(Trainer())
     grid.check_data(recipe.specs(1), after=recipe.after, runs=tmp_path)
-    assert step.checked == ["plain", "scaled", "maxsep", "twin"]
+    assert step.checked == ["plain", "scaled", "maxsep", "control"]
 
 
 FIRST = RunSpec(head="plain")

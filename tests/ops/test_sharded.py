@@ -3,8 +3,8 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from maxsep.ops.sharded import Shard
+
 from maxsep.simplex import coefficients
 
 

@@ -1,12 +1,24 @@
-"""The paper's head with its classes spread over the ranks of torch.distributed, for more classes than one GPU holds."""
+r"""The paper's head with its classes spread over the ranks of torch.distributed, for more classes than one GPU holds.
+
+Rank q owns consecutive rows of the trained layer, and the last rank also the last class, which has no row. With z the
+outputs of its rows, a scan gives its logits up to a constant, and one number that later ranks need:
+
+    o_j = s_j z_j - sum_{start<=i<j} r_i z_i,    t_q = - sum_{start<=i<stop} r_i z_i
+
+(s and r carry the radius), and logit_j = o_j + carry_q with carry_q = sum_{p<q} t_p. So (t_q, logsumexp of o, o of the
+target) from every rank give all ranks the loss and the probability of each rank's classes. The gradient of z needs the
+sum of the logits' gradients over all later classes, which follows from these probabilities: the backward pass exchanges
+nothing but the gradient of x.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from maxsep.checks import (
@@ -14,62 +26,59 @@ from maxsep.checks import (
     Reduction,
     check_count,
     check_floating,
-    check_index_type,
     check_labels,
     check_last_dimension,
-    check_num_classes,
-    check_per_class,
-    check_radius,
     check_reduction,
     check_smoothing,
 )
-from maxsep.heads.base import Identified, default_init
+from maxsep.heads.base import FixedRadius, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
-from maxsep.ops import wide_dtype
-from maxsep.ops.collectives import GatherSamples, Group, OwnSamples, Replicate, gathered
-from maxsep.ops.modes import is_autocasting, is_traced
-from maxsep.ops.sharded import Shard, sharded_cross_entropy, sharded_logits, sharded_topk
+from maxsep.ops import widened
+from maxsep.simplex import coefficients
 
 __all__ = ["ClassParallelHead"]
 
+Group = Any
+"""A process group of torch.distributed, or None for the default one."""
 
-class ClassParallelHead(Identified):
+
+class ClassParallelHead(FixedRadius):
     """`MaxSeparationHead` with its rows, their gradients and the logits spread over ranks.
 
-    Rank q of R owns the classes from q C // R on. `loss` is the cross-entropy over all C classes, equal to
-    F.cross_entropy of the whole head's logits, for one all-gather of three numbers per sample and rank; its backward
-    pass sends nothing but the gradient of x. No rank ever holds all logits or all rows.
+    `loss` is the cross-entropy over all C classes, equal to F.cross_entropy of the whole head's logits, for one
+    all-gather of three numbers per sample and rank. No rank ever holds all logits or all rows.
 
-    By default every rank passes the same x and target (the network runs alike on all of them) and gets the gradient of
-    the whole loss. With `data_parallel`, each rank passes its own part of the batch, of the same size everywhere: x and
-    target are gathered first, `mean` and `sum` run over the samples of all ranks, everything else is returned for the
-    rank's own samples, and the gradient of x is scaled such that a network inside DDP, which takes the mean over ranks,
-    gets the gradient of that loss.
+    By default every rank passes the same x and target and gets the gradient of the whole loss. With `data_parallel`,
+    each rank passes its part of the batch, of the same size everywhere: `mean` and `sum` run over the samples of all
+    ranks, everything else is returned for the rank's samples, and the gradient of x is scaled such that a network
+    inside DDP, which takes the mean over ranks, gets the gradient of that loss.
+
+    weight and bias are DTensors, sharded along the classes: torch.distributed.checkpoint saves and loads them, and the
+    state of their optimiser, at any number of ranks, and a MaxSeparationHead loads the same folder. `load_state_dict`
+    takes the state dict of a MaxSeparationHead too.
 
     Args:
-        in_features: Width of the features that the network gives.
-        num_classes: C, at least 2; fewer than ranks is allowed, some then own none.
+        in_features: Width of the features.
+        num_classes: C, at least 2; ranks may own no class.
         radius: Length of the class vectors.
         bias: Whether the trained layer has a bias.
-        group: The ranks that share the classes; all of them by default.
+        group: The ranks that share the classes; the default group if None.
         data_parallel: Whether each rank has a batch of its own.
         validate: Whether ranks compare the sizes of their batches in every call, for one more exchange of a number and,
-            on a GPU, a wait for it. Otherwise they do in the first call only, outside of compiled code.
+            on a GPU, a wait for it. By default they do in the first call only, outside of compiled code.
         device: Where the parameters are made.
         dtype: Of the parameters.
 
-    Pitfall: keep the head out of DDP, which would give all ranks the rows of rank 0, and let its parameters have an
-    optimiser on each rank. A norm of gradients is a rank's own: sum the squares over ranks before clipping by it.
-    Batches of other sizes on other ranks cannot be noticed without one more call between them: after the first step
-    gloo ends a process, NCCL hangs or mixes samples, unless `validate` is set. Drop an incomplete last batch
-    (drop_last=True), or fill it up with samples whose target is `ignore_index`.
+    Pitfall: keep the head out of DDP, and clip its gradients apart from the network's: the norm of DTensors runs over
+    all ranks. After the first call, batches of different sizes end the process (gloo) or hang (NCCL) unless `validate`
+    is set. Drop an incomplete last batch, or fill it with samples whose target is `ignore_index`.
 
     >>> import tempfile
     >>> place = f"file://{tempfile.mkdtemp()}/ranks"
     >>> distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     >>> head = ClassParallelHead(64, 1000)
     >>> head.loss(torch.randn(8, 64), torch.arange(8)).shape, head
-    (torch.Size([]), ClassParallelHead(in_features=64, num_classes=1000, radius=1, classes 0 to 999, rank 0 of 1))
+    (torch.Size([]), ClassParallelHead(in_features=64, num_classes=1000, radius=1, rank 0 of 1))
     >>> distributed.destroy_process_group()
     """
 
@@ -88,24 +97,24 @@ class ClassParallelHead(Identified):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(num_classes, radius)
         self.in_features = check_count("in_features", in_features)
-        self.num_classes = check_num_classes(num_classes)
-        self.radius = check_radius(radius)
-        self.group, self.data_parallel = group, data_parallel
-        self.validate, self._has_compared = validate, False
-        self.shard = Shard(self.num_classes, *_place_in(group))
-        start, stop = self.shard.rows
-        self.weight = nn.Parameter(torch.empty(stop - start, self.in_features, device=device, dtype=dtype))
-        own_bias = nn.Parameter(torch.empty(stop - start, device=device, dtype=dtype)) if bias else None
-        self.register_parameter("bias", own_bias)
+        self.group, self.data_parallel, self.validate = group, data_parallel, validate
+        self._has_compared_sizes = False
+        self.shard = ClassShard(self.num_classes, *_rank_and_ranks(group))
+        rows = len(range(*self.shard.rows))
+        self.weight = nn.Parameter(self._sharded(torch.empty(rows, self.in_features, device=device, dtype=dtype)))
+        local_bias = torch.empty(rows, device=device, dtype=dtype)
+        self.register_parameter("bias", nn.Parameter(self._sharded(local_bias)) if bias else None)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw new parameters as nn.Linear does, others on every rank even where all ranks have the same seed."""
+        """Draw parameters as nn.Linear does, different ones on every rank even where all ranks have the same seed."""
         seed = int(torch.randint(2**62, (), device="cpu")) + self.shard.rank
-        if not self.weight.is_meta:
-            default_init(self.weight, self.bias, torch.Generator(self.weight.device).manual_seed(seed))
+        weight, bias = _local(self.weight), _local(self.bias)
+        if not weight.is_meta:
+            default_init(weight, bias, torch.Generator(weight.device).manual_seed(seed))
 
     def loss(
         self,
@@ -117,177 +126,325 @@ class ClassParallelHead(Identified):
         label_smoothing: float = 0.0,
         ignore_index: int = IGNORED,
     ) -> Tensor:
-        """Return the cross-entropy, as F.cross_entropy gives it for the logits of all classes, in at least float32.
+        """Return the cross-entropy of the logits of all classes, as F.cross_entropy does, in at least float32.
 
         Args:
             x: (B, in_features).
-            target: (B,), class indices from 0 to C-1 or `ignore_index`. One that is neither raises in CPU tensors and
-                makes the loss NaN elsewhere, where looking would make the host wait.
-            weight: Of all classes, (C,), the same on all ranks, as in F.cross_entropy; a constant.
+            target: (B,), class indices from 0 to C-1 or `ignore_index`. Others raise ValueError on the CPU and make the
+                loss NaN elsewhere, where looking at them would make the host wait.
+            weight: Of all classes, (C,), the same on all ranks; a constant.
             reduction: `mean` (weighted) over the samples that count, `sum`, or `none` for one value per sample.
             label_smoothing: In [0, 1].
-            ignore_index: The target of samples that shall not count.
+            ignore_index: The target of samples that do not count.
         """
-        self._check_loss(x, target, ignore_index)
         check_reduction(reduction)
         smoothing = check_smoothing(label_smoothing)
-        weight = check_per_class("weight", weight, self.num_classes, x.device)
+        if x.dim() != 2 or target.shape != x.shape[:1]:
+            raise ValueError(
+                f"x must be (batch, {self.in_features}) and target (batch,), got {x.shape}, {target.shape}"
+            )
+        if weight is not None and weight.shape != (self.num_classes,):
+            raise ValueError(f"weight must be ({self.num_classes},), got {tuple(weight.shape)}")
+        check_labels(target, self.num_classes, ignore_index)
         self._check_input(x)
-        every = gathered(target, self.group).flatten() if self.data_parallel else target
-        counts, is_class = every != ignore_index, (every >= 0) & (every < self.num_classes)
-        index, z = torch.where(is_class, every, 0), self._outputs(x)
-        weight = None if weight is None else weight.detach().to(wide_dtype(z))
-        values = sharded_cross_entropy(z, index, self.shard, self.radius, smoothing, weight, self.group)
+        labels = _gathered(target, self.group).flatten() if self.data_parallel else target
+        counts, is_class = labels != ignore_index, (labels >= 0) & (labels < self.num_classes)
+        index, local = torch.where(is_class, labels, 0), self._local_logits(x)
+        weight = None if weight is None else weight.detach().to(local.dtype)
+        smoothed = weight if smoothing else None
+        lse, chosen, weighted = _LogSumExp.apply(local, index, smoothed, self.shard, self.group)  # type: ignore[no-untyped-call]
+        values = (1 - smoothing) * (lse - chosen) * (1 if weight is None else weight[index])
+        if weight is None:  # all logits sum to zero, so their unweighted sum vanishes
+            values = values + smoothing * lse
+        elif smoothing:
+            values = values + smoothing / self.num_classes * (weight.sum() * lse - weighted)
         values = torch.where(counts, torch.where(is_class, values, torch.nan), 0.0)
         if reduction == "none":
-            return self._own(values)
-        counted = counts if weight is None else torch.where(counts, weight[index], 0.0)
-        return values.sum() / counted.sum() if reduction == "mean" else values.sum()
+            return self._own_samples(values)
+        total = counts.sum() if weight is None else torch.where(counts, weight[index], 0.0).sum()
+        return values.sum() / total if reduction == "mean" else values.sum()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of all classes, (..., C), for evaluation and for losses of your own at a small C.
+        """Return the logits of all classes, (..., C), for evaluation and for other losses at a small C.
 
         Differentiable, if every rank computes the same loss from them; all logits travel to all ranks.
         """
         self._check_input(x)
-        z = self._outputs(x)
-        logits = self._own(sharded_logits(z, self.shard, self.radius, self.group))
-        logits = logits if is_autocasting(z.device.type) else logits.to(z.dtype)
+        logits = _AllLogits.apply(self._local_logits(x), self.shard, self.group)  # type: ignore[no-untyped-call]
+        is_autocast = torch.is_autocast_enabled(x.device.type)
+        logits = self._own_samples(logits if is_autocast else logits.to(self.weight.dtype))
         return logits.view(*x.shape[:-1], self.num_classes)
 
+    @torch.no_grad()
     def topk(self, x: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
         """Return the k largest logits, (..., k), and their classes, for one all-gather of 2k+1 numbers a sample."""
         if check_count("k", k) > self.num_classes:
-            raise ValueError(f"k must be at most the number of classes, {self.num_classes}, got {k}. Ask for fewer.")
+            raise ValueError(f"k must be at most num_classes = {self.num_classes}, got {k}")
         self._check_input(x)
-        values, classes = sharded_topk(self._outputs(x), k, self.shard, self.radius, self.group)
-        return self._own(values).view(*x.shape[:-1], k), self._own(classes).view(*x.shape[:-1], k)
+        local, columns = self._local_logits(x), self.shard.columns
+        own = min(k, columns)
+        values, classes = local[:, :columns].topk(own, dim=1)
+        # float64 holds both a float32 and any class index exactly
+        message = local.new_full((len(local), 2 * k + 1), -torch.inf, dtype=torch.float64)
+        message[:, 0], message[:, 1 : own + 1] = local[:, -1], values
+        message[:, k + 1 : k + own + 1] = classes + self.shard.start
+        messages = _gathered(message, self.group)
+        logits = messages[:, :, 1 : k + 1] + _carries(messages[:, :, 0])[:, :, None]
+        best, places = logits.movedim(0, 1).flatten(1).topk(k, dim=1)
+        classes = messages[:, :, k + 1 :].movedim(0, 1).flatten(1).gather(1, places).long()
+        best, classes = self._own_samples(best.to(local.dtype)), self._own_samples(classes)
+        return best.view(*x.shape[:-1], k), classes.view(*x.shape[:-1], k)
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the class of each sample, (...,): the largest logit over all ranks."""
         return self.topk(x, 1)[1][..., 0]
 
     @torch.no_grad()
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the state dict of the `MaxSeparationHead` with all rows, on every rank; all ranks must call it.
-
-        Pitfall: it holds all (C-1) in_features numbers. `maxsep.surgery.save_shards` never does.
-        """
-        state = {name: self._whole(parameter) for name, parameter in self.named_parameters()}
-        return state | {"_extra_state": super().get_extra_state()}
-
-    @torch.no_grad()
-    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's rows from the state dict of a `MaxSeparationHead`; nothing is sent."""
-        expected = {name for name, _ in self.named_parameters()}
-        if set(state) - {"_extra_state"} != expected:
-            raise ValueError(
-                f"this head loads {sorted(expected)}, got {sorted(set(state) - {'_extra_state'})}. "
-                "Pass the state dict of a MaxSeparationHead that has a bias if this head has one, and none otherwise."
-            )
-        if "_extra_state" in state:
-            super().set_extra_state(state["_extra_state"])
-        for name, parameter in self.named_parameters():
-            whole = (self.num_classes - 1, *parameter.shape[1:])
-            if state[name].shape != whole:
-                raise ValueError(
-                    f"{name!r} must be {whole}, the rows of all ranks, got {tuple(state[name].shape)}. "
-                    "A rank's own state_dict() goes to load_state_dict on the same rank of as many ranks."
-                )
-        for name, parameter in self.named_parameters():
-            parameter.copy_(state[name][slice(*self.shard.rows)])
-
     def to_head(self) -> MaxSeparationHead:
-        """Return the head of a single process with all rows, on every rank: to fold, export or save it."""
-        options = {"device": self.weight.device, "dtype": self.weight.dtype}
-        head = MaxSeparationHead(self.in_features, self.num_classes, self.radius, self.bias is not None, **options)  # type: ignore[arg-type]
-        head.load_state_dict(self.full_state_dict())
+        """Return the head of a single process with all rows, on every rank; all ranks must call it."""
+        like = {"device": _local(self.weight).device, "dtype": self.weight.dtype}
+        head = MaxSeparationHead(self.in_features, self.num_classes, self.radius, self.bias is not None, **like)
+        for name, parameter in self.named_parameters():
+            head.get_parameter(name).copy_(parameter.full_tensor())  # type: ignore[attr-defined]  # a DTensor
         return head.train(self.training)
 
-    def get_extra_state(self) -> Tensor:
-        """Return [num_classes, radius, first class, one beyond the last class] of this rank."""
-        own = torch.tensor([self.shard.start, self.shard.stop], dtype=torch.float64, device="cpu")
-        return torch.cat([super().get_extra_state(), own])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Compare with the numbers of a state dict that is being loaded."""
-        if state.is_meta:
-            return
-        if state.numel() != 4:
-            raise ValueError("this state dict is that of a whole head, with all rows. Use load_full_state_dict(state).")
-        super().set_extra_state(state[:2])
-        start, stop = (round(number) for number in state[2:].tolist())
-        if (start, stop) != (self.shard.start, self.shard.stop):
-            raise ValueError(
-                f"this state dict holds {_classes(start, stop)}, but rank {self.shard.rank} of {self.shard.ranks} owns "
-                f"{_classes(self.shard.start, self.shard.stop)}. What maxsep.surgery.save_shards or full_state_dict "
-                "gives loads at any number of ranks."
-            )
-
     def extra_repr(self) -> str:
-        """Say the sizes, the radius and this rank's classes."""
-        shard = self.shard
-        told = f"in_features={self.in_features}, num_classes={self.num_classes}, radius={self.radius:g}, "
-        told += f"{_classes(shard.start, shard.stop)}, rank {shard.rank} of {shard.ranks}"
-        return told + "".join(f", {name}=True" for name in ("data_parallel", "validate") if getattr(self, name))
+        """Return the sizes, the radius and the rank."""
+        text = f"in_features={self.in_features}, num_classes={self.num_classes}, radius={self.radius:g}, "
+        text += f"rank {self.shard.rank} of {self.shard.ranks}"
+        return text + "".join(f", {name}=True" for name in ("data_parallel", "validate") if getattr(self, name))
+
+    def _sharded(self, local: Tensor) -> Tensor:
+        """Wrap this rank's rows as a DTensor of all rows."""
+        from torch.distributed.device_mesh import DeviceMesh  # imported late: the package needs neither otherwise
+        from torch.distributed.tensor import DTensor, Shard
+
+        group: Group = distributed.group.WORLD if self.group is None else self.group
+        mesh = DeviceMesh.from_group(group, local.device.type)
+        shape = torch.Size((self.num_classes - 1, *local.shape[1:]))
+        stride = (self.in_features, 1)[-local.dim() :]
+        sharded: Tensor = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        return sharded
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        for name, parameter in self.named_parameters():
+            whole: Any = state_dict.get(prefix + name)
+            if type(whole) in (Tensor, nn.Parameter) and whole.shape == parameter.shape:  # of a MaxSeparationHead
+                state_dict[prefix + name] = self._sharded(whole[slice(*self.shard.rows)])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _check_input(self, x: Tensor) -> None:
-        """Check what this rank knows of x, and in the first call, or if asked to, that others have as many samples."""
+        """Check x, and in the first call, or with `validate` in every call, that all ranks have as many samples."""
         check_last_dimension(check_floating(x), self.in_features, "in_features")
-        if is_traced() or (self._has_compared and not self.validate):
+        if torch.compiler.is_compiling() or (self._has_compared_sizes and not self.validate):
             return
-        self._has_compared = True
-        sizes = gathered(torch.tensor([x.shape[:-1].numel()], device=x.device), self.group).flatten().tolist()
+        self._has_compared_sizes = True
+        sizes = _gathered(torch.tensor([x.shape[:-1].numel()], device=x.device), self.group).flatten().tolist()
         if len(set(sizes)) > 1:
-            raise ValueError(
-                f"every rank must pass as many samples as the others, got {', '.join(map(str, sizes))} on ranks 0 to "
-                f"{self.shard.ranks - 1}. Drop an incomplete last batch (drop_last=True), or fill it up with samples "
-                "whose target is ignore_index."
-            )
+            raise ValueError(f"x must have as many samples on every rank, got {sizes}; drop an incomplete last batch")
 
-    def _outputs(self, x: Tensor) -> Tensor:
-        step: Any = GatherSamples if self.data_parallel else Replicate
-        return F.linear(step.apply(x.reshape(-1, self.in_features), self.group), self.weight, self.bias)
+    def _local_logits(self, x: Tensor) -> Tensor:
+        """Return o of this rank's classes and, behind it, t: (B, columns + 1), or (B, columns) on the last rank."""
+        step: Any = _GatherSamples if self.data_parallel else _SumGradients
+        x = step.apply(x.reshape(-1, self.in_features), self.group)
+        z = widened(F.linear(x, _local(self.weight), _local(self.bias)))
+        s, r = coefficients(self.num_classes, dtype=z.dtype, device=z.device, rows=self.shard.rows)
+        sums = (z * (r * self.radius)).cumsum(-1)
+        return F.pad(z * (s * self.radius), (0, 1)) - F.pad(sums, (1, 0))
 
-    def _own(self, values: Tensor) -> Tensor:
-        step: Any = OwnSamples
+    def _own_samples(self, values: Tensor) -> Tensor:
+        step: Any = _OwnSamples
         result: Tensor = step.apply(values, self.group) if self.data_parallel else values
         return result
 
-    def _whole(self, parameter: Tensor) -> Tensor:
-        whole = parameter.new_empty(self.num_classes - 1, *parameter.shape[1:])
-        whole[slice(*self.shard.rows)] = parameter
-        for shard in self.shard.others():
-            if shard.rows[0] < shard.rows[1]:
-                distributed.broadcast(whole[slice(*shard.rows)], group=self.group, group_src=shard.rank)
-        return whole
 
-    def _check_loss(self, x: Tensor, target: Any, ignore_index: int) -> None:
-        check_index_type(target)
-        if x.dim() != 2 or target.shape != x.shape[:1]:
-            raise ValueError(
-                f"x must be (batch, {self.in_features}) and target (batch,), got shapes {tuple(x.shape)} and "
-                f"{tuple(target.shape)}. Flatten further dimensions; turn one-hot rows into indices with argmax(1)."
-            )
-        check_labels(target, self.num_classes, ignore_index)
+@dataclass(frozen=True)
+class ClassShard:
+    """The rows and classes of one rank: rows as DTensor's Shard(0) cuts them; the last rank has the last class too.
+
+    >>> ClassShard(10, 2, 4).rows, ClassShard(10, 3, 4).rows, ClassShard(10, 3, 4).columns
+    ((6, 9), (9, 9), 1)
+    """
+
+    num_classes: int
+    rank: int
+    ranks: int
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Start and stop of the rows of the trained layer."""
+        num_rows = self.num_classes - 1
+        return min(self.rank * self._size, num_rows), min((self.rank + 1) * self._size, num_rows)
+
+    @property
+    def start(self) -> int:
+        """The first class."""
+        return self.rows[0]
+
+    @property
+    def stop(self) -> int:
+        """One beyond the last class; a rank may own none."""
+        return self.num_classes if self.rank == self.ranks - 1 else self.rows[1]
+
+    @property
+    def columns(self) -> int:
+        """The number of classes, and so of logits."""
+        return self.stop - self.start
+
+    def all_shards(self) -> list[ClassShard]:
+        """Return the shards of all ranks in their order."""
+        return [ClassShard(self.num_classes, rank, self.ranks) for rank in range(self.ranks)]
+
+    def owner(self, target: Tensor) -> Tensor:
+        """Return the rank of each class."""
+        return torch.where(target == self.num_classes - 1, self.ranks - 1, target // self._size)
+
+    @property
+    def _size(self) -> int:
+        return -(-(self.num_classes - 1) // self.ranks)
 
 
-def _place_in(group: Group) -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks."""
+class _LogSumExp(torch.autograd.Function):
+    """Local logits of each rank to log-sum-exp, target's logit and, with a weight, weighted sum of all logits: (B,)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, target: Tensor, weight: Tensor | None, shard: ClassShard, group: Group
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        logits = local[:, : shard.columns]
+        is_own, column = _own_column(local, target, shard)
+        numbers = [local[:, -1], logits.logsumexp(1), torch.where(is_own, local.gather(1, column)[:, 0], 0.0)]
+        if weight is not None:
+            numbers.append(logits @ weight[shard.start : shard.stop])
+        gathered = _gathered(torch.stack(numbers), group)  # (ranks, 3 or 4, B)
+        carries = _carries(gathered[:, 0])
+        rank_lse = gathered[:, 1] + carries
+        lse = rank_lse.logsumexp(0)
+        chosen = (gathered[:, 2] + carries).gather(0, shard.owner(target)[None])[0]
+        later = (rank_lse[shard.rank + 1 :] - lse).exp().sum(0)  # probability of the classes of later ranks
+        ctx.save_for_backward(local, target, weight, carries[shard.rank] - lse, later)
+        ctx.shard = shard
+        if weight is None:
+            return lse, chosen, None
+        sums = torch.stack([weight[part.start : part.stop].sum() for part in shard.all_shards()])
+        return lse, chosen, (gathered[:, 3] + carries * sums[:, None]).sum(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor, grad_sum: Tensor | None) -> tuple[Tensor | None, ...]:
+        local, target, weight, shift, later = ctx.saved_tensors
+        shard = ctx.shard
+        grad = (local + shift[:, None]).exp_().mul_(grad_lse[:, None])
+        is_own, column = _own_column(local, target, shard)
+        grad.scatter_add_(1, column, (grad_target * is_own)[:, None])
+        after = grad_lse * later + grad_target * (target >= shard.stop)
+        if weight is not None and grad_sum is not None:
+            grad[:, : shard.columns] += grad_sum[:, None] * weight[shard.start : shard.stop]
+            after = after + grad_sum * weight[shard.stop :].sum()
+        if shard.stop < shard.num_classes:  # the column behind the classes stands for all classes of later ranks
+            grad[:, -1] = after
+        return grad, None, None, None, None
+
+
+class _AllLogits(torch.autograd.Function):
+    """Local logits of each rank to the logits of all classes, (B, C), on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, shard: ClassShard, group: Group) -> Tensor:
+        ctx.shard = shard
+        shards = shard.all_shards()
+        message = local.new_zeros(len(local), max(part.columns for part in shards) + 1)  # of equal shape on all ranks
+        message[:, 0], message[:, 1 : shard.columns + 1] = local[:, -1], local[:, : shard.columns]
+        gathered = _gathered(message, group)
+        logits = gathered[:, :, 1:] + _carries(gathered[:, :, 0])[:, :, None]
+        return torch.cat([logits[part.rank, :, : part.columns] for part in shards], dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        start, stop = ctx.shard.rows
+        return torch.cat([gradient[:, start:stop], gradient[:, stop:].sum(1, keepdim=True)], 1), None, None
+
+
+class _SumGradients(torch.autograd.Function):
+    """x, the same on all ranks, unchanged; its gradients, a part from each rank, are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)  # autograd may share what it passes
+        distributed.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _GatherSamples(torch.autograd.Function):
+    """The samples of all ranks; gradients are summed, cut again and multiplied by the ranks, whose mean DDP takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _gathered(x, group).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ranks = distributed.get_world_size(ctx.group)
+        part = gradient.new_empty(gradient.shape[0] // ranks, *gradient.shape[1:])
+        call = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+        call(part.view(-1), gradient.contiguous().view(-1), group=ctx.group)
+        return part * ranks, None
+
+
+class _OwnSamples(torch.autograd.Function):
+    """This rank's part of the samples; gradients are gathered and averaged, as those of losses under DDP are."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return values.chunk(distributed.get_world_size(group))[distributed.get_rank(group)].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _gathered(gradient, ctx.group).flatten(0, 1) / distributed.get_world_size(ctx.group), None
+
+
+def _gathered(tensor: Tensor, group: Group) -> Tensor:
+    """Stack the equally shaped tensors of all ranks in their order: one collective call."""
+    ranks = distributed.get_world_size(group)
+    out = tensor.new_empty(ranks * tensor.numel())
+    # torch 2.13 renamed the call and deprecated the old name
+    call = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    try:
+        call(out, tensor.contiguous().view(-1), group=group)
+    except RuntimeError as error:
+        advice = "another rank ended or passed another number of samples; ClassParallelHead(validate=True) finds out"
+        raise RuntimeError(f"rank {distributed.get_rank(group)} could not gather: {advice}: {error}") from error
+    return out.view(ranks, *tensor.shape)
+
+
+def _local(parameter: Any) -> Any:
+    """Return this rank's rows of a DTensor."""
+    return None if parameter is None else parameter.to_local()
+
+
+def _carries(sums: Tensor) -> Tensor:
+    """Return the sum over the ranks before each rank; sums (ranks, B)."""
+    return torch.cat([torch.zeros_like(sums[:1]), sums[:-1].cumsum(0)])
+
+
+def _own_column(local: Tensor, target: Tensor, shard: ClassShard) -> tuple[Tensor, Tensor]:
+    """Return whether each target is a class of this rank, (B,), and its column, (B, 1); any column if not."""
+    is_own = (target >= shard.start) & (target < shard.stop)
+    return is_own, (target - shard.start).clamp(0, local.shape[1] - 1)[:, None]
+
+
+def _rank_and_ranks(group: Group) -> tuple[int, int]:
     if not distributed.is_available() or not distributed.is_initialized():
-        raise RuntimeError(
-            "ClassParallelHead spreads its classes over the ranks of torch.distributed, which is not initialised. "
-            "Start the processes with torchrun and call torch.distributed.init_process_group() first; in a single "
-            "process use MaxSeparationHead."
-        )
+        raise RuntimeError("ClassParallelHead needs torch.distributed.init_process_group() first, got no process group")
     rank = distributed.get_rank(group)
     if rank < 0:
-        raise ValueError(
-            f"rank {distributed.get_rank()} is not in the group that was given. "
-            "Build the head on the ranks of its group only."
-        )
+        raise ValueError(f"group must contain this process, got one without rank {distributed.get_rank()}")
     return rank, distributed.get_world_size(group)
-
-
-def _classes(start: int, stop: int) -> str:
-    return f"classes {start} to {stop - 1}" if start < stop else "no classes"

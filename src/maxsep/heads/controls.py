@@ -1,39 +1,42 @@
-"""Heads without the matrix, beside which every result of the matrix is shown."""
+"""Heads without the matrix, with which every result of the matrix is compared, and a trained scale for logits."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from maxsep.heads.base import LayerHead, default_init
+from maxsep.heads.base import Head, LayerHead
 from maxsep.heads.registry import register
-from maxsep.ops import separate
 
-__all__ = ["CentredHead", "PlainHead", "ScaledHead", "TwinHead"]
+__all__ = ["ControlHead", "LogitScaledHead", "PlainHead", "ScaledHead"]
 
 
 class _LinearHead(LayerHead):
-    """A trained weight (C, in_features) and bias (C,); subclasses say what happens to weight x + bias."""
+    """A trained weight (C, in_features) and bias (C,): logits = scale (weight x + bias)."""
+
+    @property
+    def scale(self) -> float:
+        return self.radius
 
     def layer_outputs(self) -> int:
-        """Return C: no matrix follows."""
         return self.num_classes
 
-    def class_vectors(self) -> Tensor:
-        """Return the trained weight."""
-        return self.weight
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of x."""
+        logits = self.layer(x)
+        return logits if self.scale == 1 else logits * self.scale
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return radius times weight and bias."""
-        return self.weight * self.radius, None if self.bias is None else self.bias * self.radius
+        """Return weight and bias times the scale."""
+        return self.weight * self.scale, None if self.bias is None else self.bias * self.scale
 
 
 @register("plain")
 class PlainHead(_LinearHead):
-    """An ordinary linear classifier, the baseline: logits = weight x + bias.
+    """An ordinary linear classifier, the baseline: logits = weight x + bias. It has no radius other than 1.
 
     >>> PlainHead(64, 10)(torch.randn(2, 64)).shape
     torch.Size([2, 10])
@@ -42,87 +45,89 @@ class PlainHead(_LinearHead):
     def __init__(self, in_features: int, num_classes: int, radius: float = 1.0, **options: Any) -> None:
         super().__init__(in_features, num_classes, radius, **options)
         if self.radius != 1:
-            raise ValueError(f"the plain head has no radius, got {radius}. Use the head 'scaled' for a scaled one.")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        return self.layer(x)
+            raise ValueError(f"radius must be 1 for the head 'plain', got {radius}; the head 'scaled' has one")
 
 
 @register("scaled")
 class ScaledHead(_LinearHead):
-    """A linear classifier times the radius: the control in every table. logits = radius (weight x + bias).
+    """A linear classifier times the radius: logits = radius (weight x + bias).
 
     >>> ScaledHead(64, 10, radius=0.1)(torch.randn(2, 64)).shape
     torch.Size([2, 10])
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        return self.layer(x) * self.radius
 
+@register("control")
+class ControlHead(_LinearHead):
+    """The exact control of `MaxSeparationHead`: a plain layer that trains in the same way under SGD.
 
-@register("centred")
-class CentredHead(_LinearHead):
-    """A linear classifier minus its mean logit, times the radius: logits that sum to zero, as the matrix's do.
+    logits = radius sqrt(C/(C-1)) (weight x + bias), where weight and bias start centred, that is minus their means
+    over classes. Their start has the mean and covariance of radius * P^T (weight x + bias), and for a loss that ignores
+    a common shift of the logits, such as cross-entropy, SGD with momentum and weight decay moves both alike. Under
+    Adam, which works coordinate by coordinate, they differ.
 
-    >>> CentredHead(64, 10)(torch.randn(2, 64)).sum(-1).abs().max() < 1e-5
-    tensor(True)
+    >>> head = ControlHead(64, 10, radius=0.1)
+    >>> bool(head.weight.sum(0).abs().max() < 1e-6), round(head.scale, 4)
+    (True, 0.1054)
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        logits = self.layer(x) * self.radius
-        return logits - logits.mean(-1, keepdim=True)
-
-    def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias with their mean over the classes removed."""
-        weight, bias = super().linear_form()
-        return weight - weight.mean(0), None if bias is None else bias - bias.mean()
-
-
-@register("twin")
-class TwinHead(_LinearHead):
-    """The plain head that takes exactly the steps of a `MaxSeparationHead` under SGD.
-
-    logits = weight x + bias minus their mean, started at radius * P^T W0 for the W0 that `MaxSeparationHead` would
-    draw from the same seed, with the gradient of weight and bias multiplied by `factor` = radius^2 C/(C-1). Momentum,
-    Nesterov and weight decay carry over because they are linear; Adam does not, because it is coordinate-wise.
-
-    Pitfall: the radius is in the start and the factor, not in the forward pass: the weight is the composed one.
-
-    >>> TwinHead(64, 10, radius=0.1).factor
-    0.011111111111111113
-    """
-
-    def __init__(self, in_features: int, num_classes: int, radius: float = 1.0, **options: Any) -> None:
-        super().__init__(in_features, num_classes, radius, **options)
-        self.factor = self.radius**2 * self.num_classes / (self.num_classes - 1)
+    @property
+    def scale(self) -> float:
+        """The factor of the layer, radius * sqrt(C / (C - 1))."""
+        return self.radius * math.sqrt(self.num_classes / (self.num_classes - 1))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw what a MaxSeparationHead would draw, and compose it with the matrix."""
-        weight = torch.empty_like(self.weight[1:])
-        bias = None if self.bias is None else torch.empty_like(self.bias[1:])
-        default_init(weight, bias)
-        self.weight.copy_(separate(weight.T, self.radius).T)
-        if self.bias is not None and bias is not None:
-            self.bias.copy_(separate(bias, self.radius))
+        """Draw new parameters as nn.Linear does and subtract their means over classes."""
+        super().reset_parameters()
+        for parameter in self.parameters():
+            parameter.sub_(parameter.mean(0))
+
+
+class LogitScaledHead(Head):
+    """Learnable weight scaling (Kang et al. 2020): logits_j = scale_j * head(x)_j, with scale started at 1.
+
+    A second stage of training for long tails: the factors are trained on balanced batches after the head, with the
+    head or without it. It is not in the registry, because it needs a head.
+
+    >>> head = LogitScaledHead(PlainHead(64, 10))
+    >>> [name for name, _ in head.named_parameters()]
+    ['scale', 'head.weight', 'head.bias']
+    """
+
+    def __init__(self, head: Head) -> None:
+        if not isinstance(head, Head):
+            raise TypeError(f"head must be a head of maxsep.heads, got {type(head).__name__}")
+        super().__init__(head.in_features, head.num_classes, head.radius)
+        like = next(head.parameters(), torch.empty(0))
+        self.head = head
+        self.scale = nn.Parameter(torch.ones(self.num_classes, device=like.device, dtype=like.dtype))
+
+    def reset_parameters(self) -> None:
+        """Put the factors back to 1; the head keeps its parameters."""
+        nn.init.ones_(self.scale)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features of the inner head."""
+        return self.head.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
-        weight = _with_gradient_times(self.weight, self.factor)
-        bias = None if self.bias is None else _with_gradient_times(self.bias, self.factor)
-        logits = F.linear(self._checked(x), weight, bias)
-        return logits - logits.mean(-1, keepdim=True)
+        logits: Tensor = self.head(x)
+        return logits * self.scale
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias with their mean over the classes removed."""
-        bias = None if self.bias is None else self.bias - self.bias.mean()
-        return self.weight - self.weight.mean(0), bias
+        """Return the rows of the inner head, each times its factor."""
+        weight, bias = self.head.linear_form()
+        return weight * self.scale[:, None], None if bias is None else bias * self.scale
 
-
-def _with_gradient_times(tensor: Tensor, factor: float) -> Tensor:
-    # The difference is exactly zero, so the value is untouched; its gradient is `factor`.
-    fixed = tensor.detach()
-    return fixed + factor * (tensor - fixed)
+    @torch.no_grad()
+    def folded(self) -> nn.Module:
+        """Return the plain form of the inner head with the factors in its last layer."""
+        folded = self.head.folded()
+        last = folded[-1] if isinstance(folded, nn.Sequential) else folded
+        assert isinstance(last, nn.Linear | nn.RMSNorm)
+        last.weight.mul_(self.scale[:, None] if last.weight.dim() == 2 else self.scale)
+        if isinstance(last, nn.Linear) and last.bias is not None:
+            last.bias.mul_(self.scale)
+        return folded

@@ -2,20 +2,20 @@
 
 A margin of 0.5 means something for cosines in [-1, 1] and nothing for logits of any size. What the paper calls "LDAM
 with the matrix" can be read in two ways: the matrix behind a cosine layer (`cosine_maxsep`), or cosines with the
-columns of the matrix (`maxsep_cosine`).
+columns of the matrix (`maxsep_cosine`, with its control `centred_cosine`).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.heads.base import LayerHead, linear_from
-from maxsep.heads.fixed import unit_norm_then_linear
+from maxsep.heads.base import LayerHead, linear_from, refuse_two_classes, unit_norm_then_linear
 from maxsep.heads.registry import register
 from maxsep.ops import separate
 from maxsep.simplex import simplex
@@ -24,25 +24,16 @@ __all__ = ["CentredCosineHead", "CosineHead", "CosineMaxSeparationHead", "MaxSep
 
 torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
-_NO_LINEAR_FORM = "cosines have no linear form. Use folded(), which keeps the normalisation as a layer."
-
 
 class _CosineLayer(LayerHead):
     """A trained weight without bias, of which only the directions of its rows count."""
 
     def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        radius: float = 1.0,
-        bias: bool = False,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, in_features: int, num_classes: int, radius: float = 1.0, bias: bool = False, **options: Any
     ) -> None:
         if bias:
-            raise ValueError(f"{type(self).__name__} compares directions and has no bias, got bias=True. Leave it out.")
-        super().__init__(in_features, num_classes, radius, bias=False, device=device, dtype=dtype)
+            raise ValueError(f"bias must be False for {type(self).__name__}, which compares directions, got {bias}")
+        super().__init__(in_features, num_classes, radius, bias=False, **options)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -55,25 +46,23 @@ class _CosineLayer(LayerHead):
         return F.linear(F.normalize(self._checked(x), dim=-1), F.normalize(self.weight, dim=1))
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Refuse: a cosine is not linear in x."""
-        raise ValueError(_NO_LINEAR_FORM)
+        """Raise: a cosine is not linear in x."""
+        raise ValueError("cosines have no linear form; folded() keeps the normalisation as a layer")
 
 
 @register("cosine")
 class CosineHead(_CosineLayer):
-    """A plain classifier by direction: logits_j = radius * cos(x, weight_j), the head of LDAM (Cao et al. 2019).
+    """The head of LDAM (Cao et al. 2019), a plain classifier by direction: logits_j = radius * cos(x, weight_j).
 
     Args:
         in_features: Width of the features.
         num_classes: C, at least 2.
-        radius: Scale of the logits; 1 for a loss that brings its own scale.
-        device: Where the weight is made.
-        dtype: Of the weight.
+        radius: Scale of the logits; 1 for a loss that has a scale itself.
+        **options: device and dtype of the weight.
 
     Pitfall: at radius 1 the logits lie in [-1, 1], too close together for cross-entropy. Use it with `LDAMLoss`.
 
-    >>> head = CosineHead(64, 10)
-    >>> bool(head(torch.randn(2, 64)).abs().max() <= 1)
+    >>> bool(CosineHead(64, 10)(torch.randn(2, 64)).abs().max() <= 1)
     True
     """
 
@@ -89,32 +78,17 @@ class CosineHead(_CosineLayer):
         """Return the logits of x."""
         return self.cosines(x) * self.radius
 
-    def class_vectors(self) -> Tensor:
-        """Return the trained rows at length 1."""
-        return F.normalize(self.weight, dim=1)
-
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return a normalisation and an nn.Linear."""
-        return unit_norm_then_linear(self.class_vectors() * self.radius, None)
+        return unit_norm_then_linear(F.normalize(self.weight, dim=1) * self.radius, None)
 
 
 @register("cosine_maxsep")
 class CosineMaxSeparationHead(_CosineLayer):
     """The matrix behind a cosine layer of C-1 outputs: u_j = cos(x, weight_j), logits = radius * P^T u.
 
-    The smallest edit that puts the matrix on LDAM. The logits are no cosines: |u| is not 1, and rows of the weight
-    need not be orthogonal; they are of order 1, so margin and scale keep their meaning roughly.
-
-    Args:
-        in_features: Width of the features.
-        num_classes: C, at least 2.
-        radius: Length of the class vectors.
-        device: Where the weight is made.
-        dtype: Of the weight.
-
-    >>> CosineMaxSeparationHead(64, 10).weight.shape
-    torch.Size([9, 64])
+    The logits are no cosines, since |u| is not 1, but they are of order 1, so that margins keep their meaning roughly.
     """
 
     def features(self, x: Tensor) -> Tensor:
@@ -125,10 +99,6 @@ class CosineMaxSeparationHead(_CosineLayer):
         """Return the logits of x."""
         return separate(self.features(x), self.radius)
 
-    def class_vectors(self) -> Tensor:
-        """Return the columns of the matrix, (C, C-1)."""
-        return _columns(self)
-
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return a normalisation and an nn.Linear that holds both layers."""
@@ -138,23 +108,14 @@ class CosineMaxSeparationHead(_CosineLayer):
 
 @register("maxsep_cosine")
 class MaxSeparationCosineHead(LayerHead):
-    """Cosines with the columns of the matrix: z = weight x + bias, logits = radius * P^T (z / |z|).
+    """Cosines with the columns of the matrix: z = weight x + bias, logits = radius * P^T (z / |z|). At least 3 classes.
 
-    These are true cosines, in [-radius, radius], as margins assume. Under SGD it walks the path of a plain head whose
-    logits are centred and normalised (`centred_cosine`), with the start and step of `twin`.
-
-    Args:
-        in_features: Width of the features.
-        num_classes: C, at least 2.
-        radius: Scale of the cosines.
-        bias: Whether the trained layer has a bias.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
-
-    >>> head = MaxSeparationCosineHead(64, 10)
-    >>> bool(head(torch.randn(2, 64)).abs().max() <= 1 + 1e-6)
-    True
+    Under SGD it follows `centred_cosine` from the same composed start, with steps C/(C-1) times as long.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        refuse_two_classes(self)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the direction that is compared with the columns, (..., C-1), of length 1."""
@@ -164,18 +125,13 @@ class MaxSeparationCosineHead(LayerHead):
         """Return the logits of x."""
         return separate(self.features(x), self.radius)
 
-    def class_vectors(self) -> Tensor:
-        """Return the columns of the matrix, (C, C-1)."""
-        return _columns(self)
-
-    def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Refuse: a cosine is not linear in x."""
-        raise ValueError(_NO_LINEAR_FORM)
+    linear_form = _CosineLayer.linear_form
 
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return the layer, a normalisation and an nn.Linear that holds the matrix."""
-        cosines = unit_norm_then_linear(_columns(self) * self.radius, None)
+        columns = simplex(self.num_classes, dtype=self.weight.dtype, device=self.weight.device).T
+        cosines = unit_norm_then_linear(columns * self.radius, None)
         return nn.Sequential(linear_from(self.weight, self.bias), *cosines)
 
 
@@ -183,21 +139,13 @@ class MaxSeparationCosineHead(LayerHead):
 class CentredCosineHead(LayerHead):
     """The control of `maxsep_cosine`: a plain layer whose logits are centred and given a fixed length.
 
-    o = weight x + bias, c = o minus its mean, logits = radius * sqrt(C/(C-1)) * c / |c|. The root makes the logits the
-    cosines of c with the corners of the regular simplex, so they are in [-radius, radius] too.
-
-    Args:
-        in_features: Width of the features.
-        num_classes: C, at least 2.
-        radius: Scale of the cosines.
-        bias: Whether the trained layer has a bias.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
-
-    >>> logits = CentredCosineHead(64, 10)(torch.randn(2, 64))
-    >>> bool(logits.sum(-1).abs().max() < 1e-5), bool(logits.abs().max() <= 1 + 1e-6)
-    (True, True)
+    o = weight x + bias, c = o - mean(o), logits = radius * sqrt(C/(C-1)) * c / |c|: cosines with the corners of the
+    regular simplex. At least 3 classes.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        refuse_two_classes(self)
 
     def layer_outputs(self) -> int:
         """Return C: no matrix follows."""
@@ -210,16 +158,9 @@ class CentredCosineHead(LayerHead):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
-        return self.features(x) * (self.radius * self._corner)
+        return self.features(x) * (self.radius * math.sqrt(self.num_classes / (self.num_classes - 1)))
 
-    def class_vectors(self) -> Tensor:
-        """Return the corners of the regular simplex on the plane of zero-sum logits, (C, C), each of length 1."""
-        eye = torch.eye(self.num_classes, device=self.weight.device, dtype=self.weight.dtype)
-        return (eye - 1 / self.num_classes) * self._corner
-
-    def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Refuse: a cosine is not linear in x."""
-        raise ValueError(_NO_LINEAR_FORM)
+    linear_form = _CosineLayer.linear_form
 
     @torch.no_grad()
     def folded(self) -> nn.Module:
@@ -227,14 +168,5 @@ class CentredCosineHead(LayerHead):
         bias = None if self.bias is None else self.bias - self.bias.mean()
         layer = linear_from(self.weight - self.weight.mean(0), bias)
         norm = nn.RMSNorm(self.num_classes, eps=torch.finfo(torch.float32).tiny)
-        norm.weight.fill_(self.radius * self._corner / math.sqrt(self.num_classes))
+        norm.weight.fill_(self.radius / math.sqrt(self.num_classes - 1))
         return nn.Sequential(layer, norm.requires_grad_(False).to(layer.weight))
-
-    @property
-    def _corner(self) -> float:
-        """One over the distance of a one-hot vector from the plane's origin: sqrt(C/(C-1))."""
-        return math.sqrt(self.num_classes / (self.num_classes - 1))
-
-
-def _columns(head: LayerHead) -> Tensor:
-    return simplex(head.num_classes, dtype=head.weight.dtype, device=head.weight.device).T

@@ -1,15 +1,16 @@
-"""The paper's head: a trained layer to C-1 outputs, then the fixed matrix, in either basis."""
+"""The paper's head: a trained layer to C-1 outputs, then the fixed matrix P."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 
-from maxsep.checks import Basis, check_basis, check_last_dimension, check_num_classes, check_radius
-from maxsep.heads.base import Identified, LayerHead
+from maxsep.checks import check_last_dimension
+from maxsep.heads.base import FixedRadius, LayerHead
 from maxsep.heads.registry import register
 from maxsep.ops import adjoint, separate, separate_linear, widened
 from maxsep.simplex import simplex
@@ -20,55 +21,94 @@ __all__ = ["MaxSeparation", "MaxSeparationHead"]
 torch.fx.wrap("separate")
 torch.fx.wrap("separate_linear")
 
+ClassOrder = Sequence[int] | Tensor | None
 
-class MaxSeparation(Identified):
-    """The fixed matrix as a layer: (..., C-1) to (..., C) logits, nothing to train and nothing to store.
 
-    logits = radius * P^T x. It has no parameters and no buffers, so optimisers, DDP and `.half()` pass it by.
+class _Ordered(FixedRadius):
+    """Columns of P in any order of classes: class_order[i] is the class that takes column i; None is the identity.
+
+    `class_order` is an int64 buffer of the state dict. `class_columns`, its inverse, is the column of each class.
+    """
+
+    class_order: Tensor | None
+    class_columns: Tensor | None
+
+    def _set_class_order(self, class_order: ClassOrder, device: torch.device | str | None) -> None:
+        self._order = None if class_order is None else _check_class_order(class_order, self.num_classes)  # on the CPU
+        self.register_buffer("class_order", None)
+        self.register_buffer("class_columns", None, persistent=False)
+        self._place_class_order(device)
+
+    def _place_class_order(self, device: torch.device | str | None) -> None:
+        if self._order is not None:
+            self.class_order, self.class_columns = self._order.to(device), self._order.argsort().to(device)
+
+    def _in_class_order(self, values: Tensor, dim: int = -1) -> Tensor:
+        """Turn one entry per column into one per class."""
+        return values if self.class_columns is None else values.index_select(dim, self.class_columns)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's is not annotated
+        if self.class_order is not None:  # to_empty leaves random numbers
+            self._place_class_order(self.class_order.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        saved = state_dict.get(prefix + "class_order")
+        is_saved = any(prefix + name in state_dict for name in ("_extra_state", "weight", "class_order"))
+        if is_saved and not _equal_orders(saved, self._order):
+            raise ValueError(f"'{prefix}class_order' of the state dict is not the class_order of this module")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self.class_order is not None:  # with assign=True it may have left the device of class_columns
+            self._place_class_order(self.class_order.device)
+
+
+class MaxSeparation(_Ordered):
+    """The fixed matrix as a layer: x (..., C-1) to logits (..., C), with nothing to train.
+
+    logits = radius * P^T x. Without `class_order` it has no buffers either.
 
     Args:
         num_classes: C, at least 2.
         radius: Length of the class vectors.
-        basis: `recursive`, the paper's, or `householder`: see `MaxSeparationHead`.
+        class_order: class_order[i] is the class that takes column i of P; None is the identity.
 
-    Pitfall: it wants C-1 inputs. `MaxSeparationHead` brings the layer that makes them.
+    Pitfall: it takes C-1 inputs. `MaxSeparationHead` includes the layer that makes them.
 
-    >>> layer = MaxSeparation(3)
-    >>> layer(torch.tensor([[1.0, 0.0]]))
+    >>> MaxSeparation(3)(torch.tensor([[1.0, 0.0]]))
     tensor([[ 1.0000, -0.5000, -0.5000]])
+    >>> MaxSeparation(3, class_order=[2, 0, 1])(torch.tensor([[1.0, 0.0]]))
+    tensor([[-0.5000, -0.5000,  1.0000]])
     """
 
-    def __init__(self, num_classes: int, radius: float = 1.0, *, basis: Basis = "recursive") -> None:
-        super().__init__()
-        self.num_classes = check_num_classes(num_classes)
-        self.radius = check_radius(radius)
-        self._basis = check_basis(basis)
+    def __init__(self, num_classes: int, radius: float = 1.0, class_order: ClassOrder = None) -> None:
+        super().__init__(num_classes, radius)
+        self._set_class_order(class_order, torch.get_default_device())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
         if isinstance(x, Tensor):
             check_last_dimension(x, self.num_classes - 1, "num_classes - 1")
-        return separate(x, self.radius, basis=self.basis)
+        return self._in_class_order(separate(x, self.radius))
 
     def extra_repr(self) -> str:
-        """Say the size, the radius and the basis if it is not the paper's."""
-        return f"num_classes={self.num_classes}, radius={self.radius:g}" + _told(self.basis)
+        """Return the size and the radius."""
+        return f"num_classes={self.num_classes}, radius={self.radius:g}"
 
 
 @register("maxsep")
-class MaxSeparationHead(LayerHead):
+class MaxSeparationHead(LayerHead, _Ordered):
     """A classifier with maximum class separation; it goes where the last nn.Linear was.
 
     logits = radius * P^T (weight x + bias), with weight (C-1, in_features) trained and P fixed.
 
     Args:
-        in_features: Width of the features that the network gives.
+        in_features: Width of the features.
         num_classes: C, at least 2.
         radius: Length of the class vectors; the paper takes 0.1 for its long-tailed ResNets and 1 elsewhere.
         bias: Whether the trained layer has a bias.
-        basis: The coordinates of P. `recursive` are the paper's. `householder` is the same simplex turned: the same
-            functions, the same training by SGD, and less work in the streamed loss (`fused_cross_entropy`); the
-            product itself is slower in it. `maxsep.change_basis` takes a trained head from one to the other.
+        class_order: class_order[i] is the class that takes column i of P; None is the identity. It changes nothing
+            under SGD and something under Adam.
         device: Where the parameters are made.
         dtype: Of the parameters.
 
@@ -87,12 +127,12 @@ class MaxSeparationHead(LayerHead):
         radius: float = 1.0,
         bias: bool = True,
         *,
-        basis: Basis = "recursive",
+        class_order: ClassOrder = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, radius, bias, device=device, dtype=dtype)
-        self._basis = check_basis(basis)
+        self._set_class_order(class_order, self.weight.device)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the C-1 numbers that the matrix turns into logits."""
@@ -100,24 +140,27 @@ class MaxSeparationHead(LayerHead):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
-        return separate_linear(self._checked(x), self.weight, self.bias, self.radius, self.basis)
+        return self._in_class_order(separate_linear(self._checked(x), self.weight, self.bias, self.radius))
 
     def class_vectors(self) -> Tensor:
-        """Return P^T, (C, C-1): the fixed unit vectors that `features` is compared with. Dense: C^2 numbers."""
-        return simplex(self.num_classes, basis=self.basis, dtype=self.weight.dtype, device=self.weight.device).T
+        """Return the columns of P as rows, (C, C-1): the unit vectors that `features` is compared with."""
+        columns = simplex(self.num_classes, dtype=self.weight.dtype, device=self.weight.device).T
+        return self._in_class_order(columns, 0)
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
         """Return radius * P^T weight and radius * P^T bias, in O(C) per column."""
-        weight = separate(self.weight.T, self.radius, basis=self.basis).T.contiguous()
-        return weight, None if self.bias is None else separate(self.bias, self.radius, basis=self.basis)
+        weight = self._in_class_order(separate(self.weight.T, self.radius).T.contiguous(), 0)
+        return weight, None if self.bias is None else self._in_class_order(separate(self.bias, self.radius))
 
     @classmethod
     @torch.no_grad()
-    def from_linear(cls, linear: nn.Linear, radius: float = 1.0, *, basis: Basis = "recursive") -> MaxSeparationHead:
-        """Take a trained nn.Linear over without changing a probability.
+    def from_linear(
+        cls, linear: nn.Linear, radius: float = 1.0, *, class_order: ClassOrder = None
+    ) -> MaxSeparationHead:
+        """Convert a trained nn.Linear without changing a probability.
 
-        weight = (k/C)/radius * P W: the exact inverse on the plane of zero-sum logits; the mean logit, which softmax
-        does not see, is dropped.
+        weight = (C-1)/C / radius * P W: the exact inverse on the plane of zero-sum logits; the mean logit, which
+        softmax ignores, is dropped.
 
         >>> linear, x = nn.Linear(8, 5), torch.randn(3, 8)
         >>> head = MaxSeparationHead.from_linear(linear)
@@ -125,47 +168,39 @@ class MaxSeparationHead(LayerHead):
         True
         """
         if not isinstance(linear, nn.Linear):
-            raise TypeError(f"from_linear takes an nn.Linear, got {type(linear).__name__}. Pass the layer itself.")
-        weight = linear.weight
-        head = cls(
-            linear.in_features,
-            linear.out_features,
-            radius,
-            bias=linear.bias is not None,
-            basis=basis,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        scale = (head.num_classes - 1) / head.num_classes / head.radius
-        head.weight.copy_(_unseparate(weight.T, scale, basis).T)
-        if head.bias is not None:
-            head.bias.copy_(_unseparate(linear.bias, scale, basis))
+            raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
+        like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        has_bias = linear.bias is not None
+        head = cls(linear.in_features, linear.out_features, radius, has_bias, class_order=class_order, **like)  # type: ignore[arg-type]
         head.train(linear.training)
-        head.weight.requires_grad_(weight.requires_grad)
-        if head.bias is not None:
-            head.bias.requires_grad_(linear.bias.requires_grad)
+        for name, trained in head.named_parameters():
+            plain = linear.get_parameter(name)
+            rows = plain if head.class_order is None else plain[head.class_order]
+            wide = widened(rows.movedim(0, -1))
+            # P ignores a common shift, but a large one would cost the differences their last digits
+            centred = wide - wide.mean(-1, keepdim=True)
+            trained.copy_(adjoint(centred, (head.num_classes - 1) / head.num_classes / head.radius).movedim(-1, 0))
+            trained.requires_grad_(plain.requires_grad)
         return head
 
-    def extra_repr(self) -> str:
-        """Say the sizes, the radius and the basis if it is not the paper's."""
-        return super().extra_repr() + _told(self.basis)
-
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        given = state_dict.get(prefix + "weight")
-        plain = prefix + "_extra_state" not in state_dict
-        if plain and given is not None and given.shape == (self.num_classes, self.in_features):
-            raise ValueError(
-                f"'{prefix}weight' of shape {tuple(given.shape)} is a plain linear layer's; this head keeps "
-                f"{tuple(self.weight.shape)}. Load it into an nn.Linear and convert with MaxSeparationHead.from_linear."
-            )
+        weight = state_dict.get(prefix + "weight")
+        is_plain = prefix + "_extra_state" not in state_dict
+        if is_plain and weight is not None and weight.shape == (self.num_classes, self.in_features):
+            raise ValueError(f"'{prefix}weight' is a plain layer's; load it into an nn.Linear and use from_linear")
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def _unseparate(logits: Tensor, scale: float, basis: Basis) -> Tensor:
-    wide = widened(logits)
-    # P ignores a common shift, but a large one would cost the differences their last digits.
-    return adjoint(wide - wide.mean(-1, keepdim=True), scale, basis).to(logits.dtype)
+def _check_class_order(class_order: Sequence[int] | Tensor, num_classes: int) -> Tensor:
+    order = torch.as_tensor(class_order, device="cpu").detach()
+    identity = torch.arange(num_classes, device="cpu")
+    is_integer = not order.is_floating_point() and order.dtype != torch.bool
+    if not is_integer or order.shape != identity.shape or not torch.equal(order.long().sort().values, identity):
+        raise ValueError(f"class_order must be a permutation of 0 to {num_classes - 1}, got {class_order!r:.80}")
+    return order.long().clone()
 
 
-def _told(basis: Basis) -> str:
-    return "" if basis == "recursive" else f", basis={basis!r}"
+def _equal_orders(saved: Tensor | None, own: Tensor | None) -> bool:
+    if saved is None or own is None:
+        return saved is own
+    return saved.is_meta or torch.equal(saved.cpu(), own)

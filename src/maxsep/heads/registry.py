@@ -15,7 +15,7 @@ HeadType = TypeVar("HeadType", bound=type[Head])
 
 
 def register(name: str) -> Callable[[HeadType], HeadType]:
-    """Give a head class a name; yours too, before a comparison names it.
+    """Register a head class under a name, as a decorator.
 
     >>> @register("example")
     ... class Example(Head):
@@ -26,7 +26,7 @@ def register(name: str) -> Callable[[HeadType], HeadType]:
 
     def keep(head: HeadType) -> HeadType:
         if name in _heads:
-            raise ValueError(f"a head named {name!r} is already registered: {_heads[name].__name__}. Choose another.")
+            raise ValueError(f"a head named {name!r} is already registered: {_heads[name].__name__}")
         _heads[name] = head
         return head
 
@@ -34,20 +34,16 @@ def register(name: str) -> Callable[[HeadType], HeadType]:
 
 
 def names() -> tuple[str, ...]:
-    """List the registered heads.
+    """Return the names of all registered heads in alphabetical order.
 
     >>> "maxsep" in names()
     True
     """
-    return tuple(_heads)
+    return tuple(sorted(_heads))
 
 
 def name_of(head: Head) -> str | None:
-    """Find the name that a head's class is registered under, if it is.
-
-    >>> name_of(build("maxsep", 4, 3))
-    'maxsep'
-    """
+    """Return the name that the class of a head is registered under, or None."""
     return next((name for name, kind in _heads.items() if kind is type(head)), None)
 
 
@@ -58,39 +54,24 @@ def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **
     MaxSeparationHead(in_features=64, num_classes=10, radius=0.1)
     """
     if name not in _heads:
-        raise ValueError(
-            f"unknown head {name!r}. Known: {', '.join(names())}. Add your own with maxsep.heads.register."
-        )
-    if "basis" in options and not _takes_basis(_heads[name]):
-        raise TypeError(
-            f"the head {name!r} has no basis to choose, got basis={options['basis']!r}. "
-            "Leave basis out, or take the head 'maxsep'."
-        )
+        raise ValueError(f"unknown head {name!r}, known are {', '.join(names())}")
     return _heads[name](in_features, num_classes, radius, **options)
 
 
 def option_defaults(name: str) -> dict[str, Any]:
-    """Give what a head takes beside its sizes, its radius, and where and in which precision it is made: the defaults.
+    """Return the options of a head and their defaults, without sizes, radius, class_order, device and dtype.
 
     >>> option_defaults("etf")
     {'normalise': False, 'reserved': 0, 'rotation': None, 'bias': False}
     """
-    given = {"self", "in_features", "num_classes", "radius", "device", "dtype"}
-    found: dict[str, Any] = {}
+    common = {"self", "arguments", "in_features", "num_classes", "radius", "class_order", "device", "dtype"}
+    defaults: dict[str, Any] = {}
     for kind in _heads[name].__mro__:
         if "__init__" not in vars(kind):
             continue
         parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
-        own = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in given}
-        found = own | found  # what a class says goes before what is above it
+        named = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in common}
+        defaults = named | defaults  # a subclass overrides its parents
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            break  # nothing is passed on to the classes above
-    return found
-
-
-def _takes_basis(head: type[Head]) -> bool:
-    """Say whether a head takes basis=, by name or through **options that a head above it does."""
-    parameters = inspect.signature(head).parameters
-    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    above = (parent for parent in head.__bases__ if issubclass(parent, Head))
-    return "basis" in parameters or (passes_on and any(_takes_basis(parent) for parent in above))
+            break  # nothing is passed on to the parents
+    return defaults

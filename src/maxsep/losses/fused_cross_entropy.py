@@ -125,8 +125,7 @@ def _layer_of(head: nn.Module) -> _Layer:
         # a subclass with a forward of its own may compute anything
         if isinstance(head, kind) and type(head).forward is kind.forward:
             radius = 1.0 if isinstance(head, nn.Linear) else head.radius
-            basis = "recursive" if isinstance(head, nn.Linear) else head.basis
-            return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead, basis)
+            return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead, "recursive")
     raise TypeError(
         f"head must be a MaxSeparationHead, PlainHead, ScaledHead or nn.Linear, got {type(head).__name__}. "
         "For other heads take F.cross_entropy(head(x), target), or fold the head first with maxsep.fold."

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from maxsep.checks import Basis, check_basis, check_num_classes, check_radius
+from maxsep.checks import check_num_classes, check_radius
 from maxsep.heads import MaxSeparationHead
 from maxsep.surgery.follow import follow_num_classes, refuse_other_problems
 from maxsep.surgery.locate import locate
@@ -21,7 +21,6 @@ def attach(
     num_classes: int | None = None,
     radius: float = 1.0,
     *,
-    basis: Basis = "recursive",
     classifier: str | None = None,
     keep_weights: bool = False,
 ) -> nn.Module:
@@ -35,7 +34,6 @@ def attach(
         model: The network; multi-label and regression models are refused.
         num_classes: C, at least 2; None keeps the old number.
         radius: Length of the class vectors.
-        basis: `recursive`, the paper's, or `householder`, for the streamed loss: see `MaxSeparationHead`.
         classifier: Path of the layer (`"head.fc"`), where the model does not make it plain which one is meant.
         keep_weights: Take the trained layer over without changing a probability; the number of classes must stay.
 
@@ -52,17 +50,16 @@ def attach(
     if num_classes is not None:
         check_num_classes(num_classes)
     check_radius(radius)
-    check_basis(basis)
 
     def head_for(linear: nn.Linear) -> nn.Module:
         if not keep_weights:
-            return _fresh_head(linear, num_classes or linear.out_features, radius, basis)
+            return _fresh_head(linear, num_classes or linear.out_features, radius)
         if num_classes not in (None, linear.out_features):
             raise ValueError(
                 f"keep_weights=True takes over a layer of {linear.out_features} classes, got num_classes={num_classes}."
                 " Leave num_classes out, and add classes afterwards with maxsep.grow(model, new_classes)."
             )
-        return MaxSeparationHead.from_linear(linear, radius, basis=basis)
+        return MaxSeparationHead.from_linear(linear, radius)
 
     return replace_classifier(model, head_for, classifier)
 
@@ -96,10 +93,10 @@ def replace_classifier(
     return model
 
 
-def _fresh_head(linear: nn.Linear, num_classes: int, radius: float, basis: Basis) -> MaxSeparationHead:
+def _fresh_head(linear: nn.Linear, num_classes: int, radius: float) -> MaxSeparationHead:
     weight, has_bias = linear.weight, linear.bias is not None
     return MaxSeparationHead(
-        linear.in_features, num_classes, radius, has_bias, basis=basis, device=weight.device, dtype=weight.dtype
+        linear.in_features, num_classes, radius, has_bias, device=weight.device, dtype=weight.dtype
     )
 
 

@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maxsep.checks import Basis, check_basis
 from maxsep.heads import Head, MaxSeparation, MaxSeparationHead, PlainHead, build, names
-from maxsep.heads.base import Identified, linear_from
+from maxsep.heads.base import FixedRadius, linear_from
 from maxsep.heads.registry import name_of
 from maxsep.ops import separate
-from maxsep.surgery.change_basis import check_turnable, turn_rows
 from maxsep.surgery.locate import find_heads
-from maxsep.surgery.own_parameters import ROWS, refuse_shared
 from maxsep.surgery.tree import join, submodule
 
 __all__ = ["HeadRecord", "fit_to_model", "records_of"]
@@ -53,7 +50,7 @@ def records_of(model: nn.Module) -> tuple[HeadRecord, ...]:
         if isinstance(head, Head)
     ]
     matrices = [
-        HeadRecord(path, MATRIX, layer.num_classes - 1, layer.num_classes, layer.radius, _place(model, path, layer))
+        HeadRecord(path, MATRIX, layer.num_classes - 1, layer.num_classes, layer.radius, _place(model, path))
         for path, layer in places
         if isinstance(layer, MaxSeparation)
     ]
@@ -64,24 +61,18 @@ def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module
     """Return the tensors under the names and in the shapes that the model expects, or say what does not fit.
 
     A saved head meets an ordinary layer: its folded tensors are given. A saved ordinary layer meets a
-    MaxSeparationHead: it is taken over as `from_linear` does, probabilities unchanged. A saved MaxSeparationHead meets
-    one in the other basis: it is turned as `change_basis` does, logits unchanged.
+    MaxSeparationHead: it is taken over as `from_linear` does, probabilities unchanged.
     """
     state = dict(state)
     modules = dict(model.named_modules(remove_duplicate=False))
-    turned = []
     for record in records:
         target = modules.get(record.path)
         if isinstance(target, Head | MaxSeparation):
             _check_same(record, target)
-            if isinstance(target, MaxSeparationHead) and _saved_basis(record) != target.basis:
-                _turn(state, record, target)
-                turned.append(target)
         elif record.kind == MATRIX:
             _merge_into_layer(state, record)
         elif target is not None:
             _replace(state, record.path, _folded_state(state, record))
-    refuse_shared(model, turned, "turned")
     saved = {record.path for record in records}
     for path, head in modules.items():
         if isinstance(head, Head) and path not in saved:
@@ -90,13 +81,13 @@ def fit_to_model(state: State, records: tuple[HeadRecord, ...], model: nn.Module
     return state
 
 
-def _place(model: nn.Module, path: str, matrix: MaxSeparation) -> dict[str, Any]:
-    """Say the basis of a MaxSeparation, and name the nn.Linear that `fold` would merge it with."""
+def _place(model: nn.Module, path: str) -> dict[str, Any]:
+    """Name the nn.Linear that `fold` would merge it with."""
     parent, _, name = path.rpartition(".")
     owner = submodule(model, parent)
     names = list(owner._modules) if isinstance(owner, nn.Sequential) else []
     before = names[names.index(name) - 1] if name in names and names.index(name) > 0 else None
-    return _basis(matrix) | ({} if before is None else {"layer": join(parent, before)})
+    return {} if before is None else {"layer": join(parent, before)}
 
 
 def _merge_into_layer(state: State, record: HeadRecord) -> None:
@@ -104,10 +95,10 @@ def _merge_into_layer(state: State, record: HeadRecord) -> None:
     layer = record.options.get("layer")
     if layer is None or f"{layer}.weight" not in state:
         return  # the comparison of names and shapes will say what does not fit
-    radius, basis = record.radius, _saved_basis(record)
-    state[f"{layer}.weight"] = separate(state[f"{layer}.weight"].T, radius, basis=basis).T.contiguous()
+    radius = record.radius
+    state[f"{layer}.weight"] = separate(state[f"{layer}.weight"].T, radius).T.contiguous()
     if f"{layer}.bias" in state:
-        state[f"{layer}.bias"] = separate(state[f"{layer}.bias"], radius, basis=basis)
+        state[f"{layer}.bias"] = separate(state[f"{layer}.bias"], radius)
     state.pop(join(record.path, "_extra_state"), None)
 
 
@@ -120,27 +111,7 @@ def _kind(head: nn.Module) -> str:
 
 def _options(head: Head) -> dict[str, Any]:
     told = {name: value for name in OPTIONS if (value := getattr(head, name, None)) is not None}
-    return {"bias": getattr(head, "bias", None) is not None} | told | _basis(head)
-
-
-def _basis(module: Identified) -> dict[str, Any]:
-    # said only where it is not the paper's: earlier versions knew no other
-    return {} if module.basis == "recursive" else {"basis": module.basis}
-
-
-def _saved_basis(record: HeadRecord) -> Basis:
-    return check_basis(record.options.get("basis", "recursive"))
-
-
-def _turn(state: State, record: HeadRecord, head: MaxSeparationHead) -> None:
-    """Turn the tensors of a saved head into the basis of the one that they go to."""
-    source = _saved_basis(record)
-    check_turnable(head)
-    for name in ROWS:
-        key = join(record.path, name)
-        if key in state:  # the comparison of names and shapes will say what is missing
-            state[key] = turn_rows(state[key], source, head.basis)
-    state[join(record.path, "_extra_state")] = head.get_extra_state()
+    return {"bias": getattr(head, "bias", None) is not None} | told
 
 
 def _check_same(record: HeadRecord, head: Head | MaxSeparation) -> None:
@@ -150,7 +121,6 @@ def _check_same(record: HeadRecord, head: Head | MaxSeparation) -> None:
         ("num_classes", record.num_classes, head.num_classes),
         ("in_features", record.in_features, getattr(head, "in_features", record.in_features)),
         ("radius", record.radius, head.radius),
-        *((("basis", _saved_basis(record), head.basis),) if not isinstance(head, MaxSeparationHead) else ()),
     )
     for what, was, now in pairs:
         if was != now:
@@ -188,7 +158,7 @@ def _unfolded_state(state: State, path: str, head: Head) -> State:
     if isinstance(head, PlainHead):
         return part | {"_extra_state": head.get_extra_state()}
     assert weight is not None
-    return dict(MaxSeparationHead.from_linear(linear_from(weight, bias), head.radius, basis=head.basis).state_dict())
+    return dict(MaxSeparationHead.from_linear(linear_from(weight, bias), head.radius).state_dict())
 
 
 def _part(state: State, path: str) -> State:
@@ -220,5 +190,5 @@ def _check_fits(state: State, model: nn.Module) -> None:
             "Build the same network with the same number of classes."
         )
     for path, module in model.named_modules():
-        if isinstance(module, Identified):
+        if isinstance(module, FixedRadius):
             module.set_extra_state(state[f"{path}._extra_state" if path else "_extra_state"])

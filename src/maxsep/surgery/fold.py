@@ -8,8 +8,9 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor, nn
 
-from maxsep.heads import Head, LogitScaledHead, MaxSeparation
+from maxsep.heads import Head, MaxSeparation
 from maxsep.heads.base import LayerHead, linear_from
+from maxsep.heads.controls import LogitScaledHead
 from maxsep.ops import separate
 from maxsep.simplex import simplex
 from maxsep.surgery.tree import swap, unwrap
@@ -147,8 +148,8 @@ def _is_free(layer: nn.Linear, model: nn.Module) -> bool:
 
 @torch.no_grad()
 def _merged(layer: nn.Linear, matrix: MaxSeparation) -> nn.Linear:
-    bias = None if layer.bias is None else separate(layer.bias, matrix.radius, basis=matrix.basis)
-    weight = separate(layer.weight.T, matrix.radius, basis=matrix.basis).T.contiguous()
+    bias = None if layer.bias is None else separate(layer.bias, matrix.radius)
+    weight = separate(layer.weight.T, matrix.radius).T.contiguous()
     merged = linear_from(weight, bias).train(layer.training)
     merged.weight.requires_grad_(layer.weight.requires_grad)
     if merged.bias is not None:
@@ -163,7 +164,7 @@ def _matrix(module: MaxSeparation, like: Tensor) -> nn.Linear:
             f"it would need {4 * module.num_classes**2 / 2**30:.1f} GiB; at most {LARGEST_MATRIX} classes are. "
             "Put the layer before it next to it in an nn.Sequential, or use MaxSeparationHead."
         )
-    matrix = simplex(module.num_classes, basis=module.basis, dtype=like.dtype, device=like.device)
+    matrix = simplex(module.num_classes, dtype=like.dtype, device=like.device)
     dense = matrix * module.radius
     linear = linear_from(dense.T.contiguous(), None).train(module.training)
     return linear.requires_grad_(False)

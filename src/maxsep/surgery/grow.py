@@ -75,12 +75,6 @@ def _check_heads(model: nn.Module, heads: list[tuple[str, Head]]) -> None:
                 f"grow knows MaxSeparationHead, and ETFHead with reserved vertices, got {type(head).__name__}"
                 f"{f' at {path!r}' if path else ''}. Fold it and take it over with MaxSeparationHead.from_linear."
             )
-        if head.basis != "recursive":
-            raise ValueError(
-                f"the head{f' at {path!r}' if path else ''} is in the basis {head.basis!r}, but only the paper's, in "
-                "which a simplex contains the smaller ones, can grow. Call maxsep.change_basis(model, 'recursive') "
-                f"first, grow, and change back with maxsep.change_basis(model, {head.basis!r})."
-            )
         if isinstance(head, MaxSeparationHead):
             refuse_computed(head, "grown")
     refuse_shared(model, [head for _, head in heads], "grown")

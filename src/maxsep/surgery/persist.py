@@ -103,8 +103,7 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
 
     The model may have its heads or be folded, whichever way it was saved: a saved head that meets an ordinary layer is
     folded on the way, an ordinary layer that meets a MaxSeparationHead is taken over as `from_linear` does, which keeps
-    every probability, and a MaxSeparationHead that meets one in the other basis is turned as `change_basis` does, which
-    keeps every logit. Everything is checked before anything is copied: a refused load leaves the model as it was.
+    every probability. Everything is checked before anything is copied: a refused load leaves the model as it was.
 
     Args:
         folder: What `save` wrote.

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from maxsep.heads import LogitScaledHead, PlainHead
+from maxsep.heads.controls import LogitScaledHead, PlainHead
 from maxsep.lab.engine.optimisers import build_optimiser, set_learning_rate
 from maxsep.lab.spec import RunSpec
 

@@ -125,7 +125,7 @@ def test_the_demo_searches_on_held_out_data_first():
     assert specs[: len(searched)] == searched
     assert {s.radius for s in searched if s.head == "maxsep"} == {0.03, 0.1, 0.3, 1.0, 3.0, 10.0}
     assert {(s.dataset, s.imbalance) for s in specs} == {("digits", 0.02)}
-    assert {s.head for s in specs if s.validation == 0} == {"plain", "scaled", "maxsep", "twin"}
+    assert {s.head for s in specs if s.validation == 0} == {"plain", "scaled", "maxsep", "control"}
     assert {s.seed for s in specs} == {0, 1, 2}
 
 

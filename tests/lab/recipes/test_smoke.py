@@ -56,7 +56,7 @@ def test_recipe(data, runs, name, only, new):
 
 def test_and_its_report(runs, tmp_path):
     text = render(runs, tmp_path).read_text()
-    for section in ("accuracy", "radius", "fixed", "prototypes", "twin", "frequency", "fisher"):
+    for section in ("accuracy", "radius", "fixed", "prototypes", "frequency", "fisher"):
         assert f'<section id="{section}">' in text, section
     assert "not testable" in text
     assert "not the same experiment" in text

@@ -192,7 +192,7 @@ def outside(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory):
-    """A folder with the demo's runs, a slice of the paper's, a twin, weights and three bad folders."""
+    """A folder with the demo's runs, a slice of the paper's, weights and three bad folders."""
     runs = tmp_path_factory.mktemp("everything") / "runs"
     demo = recipes.get("demo")
     specs = demo.specs()

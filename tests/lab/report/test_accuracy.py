@@ -100,27 +100,6 @@ def test_the_highest_of_several_is_bold_and_one_alone_is_not(tmp_path, run_folde
     assert row(table, "scaled", "0.1")[2].tone == "", "one seed is no result"
 
 
-def test_the_twin_is_no_second_gain(tmp_path, run_folder):
-    for head, base in (("plain", 0.5), ("maxsep", 0.6), ("twin", 0.6)):
-        for seed, shift in enumerate((0.0, 0.01, 0.005)):
-            spec = RunSpec(head=head, radius=1.0 if head == "plain" else 0.1, seed=seed)
-            run_folder(tmp_path, spec, top1=base + shift * (1 if head == "plain" else 2))
-    (table,), _ = build(tmp_path)
-    cells = row(table, "twin", "0.1")
-    assert (cells[3].text, cells[3].detail, cells[3].tone) == ("= maxsep", "up to rounding", "muted")
-    assert cells[2].tone != "strong"
-    assert row(table, "maxsep", "0.1")[3].tone == "up"
-
-
-def test_a_twin_that_went_its_own_way_is_shown_as_it_is(tmp_path, run_folder):
-    for head, base in (("plain", 0.5), ("maxsep", 0.6), ("twin", 0.7)):
-        for seed in range(3):
-            spec = RunSpec(head=head, radius=1.0 if head == "plain" else 0.1, seed=seed)
-            run_folder(tmp_path, spec, top1=base + 0.01 * seed * (head == "plain"))
-    (table,), _ = build(tmp_path)
-    assert row(table, "twin", "0.1")[3].text == "+19.00"
-
-
 def test_numbers_far_from_the_papers_carry_a_remark(tmp_path, run_folder):
     (spec,) = recipes.get("table1").specs([1], only="dataset=cifar10,imbalance=0.01,network=resnet34,head=plain")
     for seed, top1 in enumerate((0.6147, 0.6326, 0.6489)):

@@ -27,7 +27,6 @@ def draw():
     yield geometry.space_figure()
     yield geometry.ideal_angle_figure()
     yield geometry.angles_figure("angles", "T", {"plain": [80.0, 90.0, 100.0], "maxsep": [96.4] * 3}, 96.4)
-    yield geometry.twin_figure([2.0, 1.0], [2.0, 1.0])
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +75,6 @@ def test_a_curve_needs_two_points():
     assert figures.accuracy_curves_figure("a", "T", {"plain": HISTORY[:1]}, {"plain": "plain"}) is None
 
 
-def test_twins_of_unequal_length():
-    with pytest.raises(ValueError, match="curves of equal length, got 2 and 1 values"):
-        geometry.twin_figure([1.0, 2.0], [1.0])
-    with pytest.raises(ValueError, match="got 0 and 0"):
-        geometry.twin_figure([], [])
-
-
-def test_twin_says_how_far_the_curves_are_apart():
-    assert "2.5e-01" in geometry.twin_figure([2.0, 1.0], [2.0, 0.75]).caption
-
-
 def test_angles_of_the_simplex():
     from maxsep.simplex import simplex
 
@@ -126,7 +114,6 @@ LONG = "CIFAR-100, ResNet-32, imbalance 0.01, crop and flip, mixup 1, no Nestero
         lambda title: figures.bars_figure("b", title, [("balanced", {"plain": Summary(0.7, 0.01, 3)})]),
         lambda title: figures.curves_figure("l", title, {"plain": HISTORY}, {"plain": "plain"}),
         lambda title: figures.accuracy_curves_figure("a", title, {"plain": HISTORY}, {"plain": "plain"}),
-        lambda title: geometry.twin_figure([2.0, 1.0], [2.0, 1.0], title=title),
     ],
 )
 def test_a_long_title_takes_lines_and_no_room_of_the_axes(drawing):

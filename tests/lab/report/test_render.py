@@ -28,7 +28,7 @@ def test_three_forms_of_one_report(page):
 
 def test_every_section_is_there(page):
     found = re.findall(r'<section id="([^"]+)"', page.read_text())
-    wanted = "problems accuracy shots radius frequency fixed fisher prototypes twin geometry curves"
+    wanted = "problems accuracy shots radius frequency fixed fisher prototypes geometry curves"
     assert found == [*wanted.split(), "provenance", "definitions"]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maxsep import heads
+from maxsep.heads.controls import LogitScaledHead
 from maxsep.lab import networks
 from maxsep.lab.engine.seeds import derive
 from maxsep.lab.networks import Network, Shape
@@ -33,7 +34,7 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int) -> Network:
     options = {**network.head_options, **dict(spec.head_options)}
     head = heads.build(spec.head, network.num_features, num_classes, radius=spec.radius, **options)
     network.start_head(head)
-    network.head = heads.LogitScaledHead(head) if spec.logit_scaling else head
+    network.head = LogitScaledHead(head) if spec.logit_scaling else head
     return network
 
 

@@ -33,7 +33,7 @@ RECIPE = Recipe(
                 Arm(head="plain"),
                 Arm(head="scaled", radius=0.1),
                 Arm(head="maxsep", radius=0.1),
-                Arm(head="twin", radius=0.1),
+                Arm(head="control", radius=0.1),
             ),
         ),
     ),

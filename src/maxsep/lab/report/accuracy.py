@@ -9,7 +9,7 @@ from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.comparison import BASE_HEADS, USUAL, Entry, Method, Setting, distinctions
-from maxsep.lab.report.family import BY, Family, family, is_echo, loss_metric
+from maxsep.lab.report.family import BY, Family, family, loss_metric
 from maxsep.lab.report.statistics import Comparison, Summary, highest
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table, gain, percent, rounded
 from maxsep.lab.spec import RunSpec
@@ -152,8 +152,7 @@ def _rows(setting: Setting, distinction: str, tests: Family) -> list[Row]:
 def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> Row:
     method = entry.method
     summary = entry.summary()
-    echo = is_echo(setting, method)
-    ours = percent(summary, "strong" if summary and summary.mean == best and not echo else "")
+    ours = percent(summary, "strong" if summary and summary.mean == best else "")
     spec = cell_spec(setting, method)
     if remark := _remark(spec, summary):
         ours = dataclasses.replace(ours, notes=(remark,))
@@ -162,8 +161,6 @@ def _row(setting: Setting, entry: Entry, best: float | None, tests: Family) -> R
         found = gain(of_loss)
         over_plain = dataclasses.replace(found, detail=f"over cross-entropy{BY[loss_metric(setting)]}: {found.detail}")
     over_control = _control_cell(setting, method, tests)
-    if echo:
-        over_plain, over_control = Cell("= maxsep", "up to rounding", "muted"), EMPTY
     name = Cell(setting.name(method))
     return Row((name, Cell(f"{method.radius:g}"), _paper_cell(spec), ours, over_plain, over_control))
 

@@ -14,7 +14,7 @@ from maxsep.lab.report.tail import class_counts, in_words, is_unequal
 from maxsep.lab.spec import Options, RunSpec, options
 
 HEADS = (
-    *("plain", "scaled", "maxsep", "twin", "centred", "learnable_matrix", "extra_layer"),
+    *("plain", "scaled", "control", "maxsep", "maxsep_rotated", "learnable_matrix", "extra_layer"),
     *("etf", "hpn"),
     *("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine"),
 )
@@ -22,7 +22,7 @@ MATRIX_HEADS = ("maxsep", "cosine_maxsep", "maxsep_cosine")
 """Heads that are the method: what others are compared with or controls of."""
 _OWN_LOSSES = ("squared_cosine",)
 """Losses of prototypes that a plain head does not have."""
-BASE_HEADS = ("plain", "scaled", "cosine", "centred_cosine")
+BASE_HEADS = ("plain", "scaled", "control", "cosine", "centred_cosine")
 """Heads without the matrix that others are compared with: they need no control."""
 _COSINE_CONTROLS = {
     "cosine": "cosine",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from maxsep.lab.report.comparison import BASE_HEADS, USUAL, Entry, Method, Setting
+from maxsep.lab.report.comparison import BASE_HEADS, USUAL, Method, Setting
 from maxsep.lab.report.statistics import Comparison, adjust
 from maxsep.lab.spec import RunSpec
 
@@ -14,8 +14,6 @@ Family = Mapping[tuple[RunSpec, Method, Against], Comparison]
 
 BY = {"top1": "", "balanced": ", mean over classes"}
 """What is said of the measure of a comparison, if anything."""
-_TWIN_TOLERANCE = 0.01
-"""Rounding lets the accuracies of maxsep and its twin drift apart by a few images, not by more."""
 
 
 def family(settings: Sequence[Setting]) -> Family:
@@ -23,7 +21,7 @@ def family(settings: Sequence[Setting]) -> Family:
 
     Each method meets the plain head, and each that is not a control meets its control; the plain head itself meets
     plain with cross-entropy, which is what another loss brings; that of cosines is `cosine`. At radius 1 the control is
-    the plain head, and a twin is maxsep again: a second test of the same numbers would count them twice.
+    the plain head: a second test of the same numbers would count them twice.
     """
     found: dict[tuple[RunSpec, Method, Against], Comparison] = {}
     for setting in settings:
@@ -44,25 +42,7 @@ def loss_metric(setting: Setting) -> str:
     return "balanced" if setting.is_tailed else "top1"
 
 
-def is_echo(setting: Setting, method: Method) -> bool:
-    """Whether a method is the twin of a maxsep run beside it and scores the same, up to rounding."""
-    other = _original(setting, method)
-    if other is None:
-        return False
-    ours, theirs = setting.entries[method].values(), other.values()
-    common = set(ours) & set(theirs)
-    return bool(common) and all(abs(ours[seed] - theirs[seed]) <= _TWIN_TOLERANCE for seed in common)
-
-
-def _original(setting: Setting, method: Method) -> Entry | None:
-    if method.head != "twin":
-        return None
-    return setting.entries.get(Method("maxsep", method.radius, (), method.loss, method.loss_options))
-
-
 def _compare(setting: Setting, method: Method, against: Against) -> Comparison | None:
-    if is_echo(setting, method):
-        return None
     if against == "loss":
         usual = setting.entries.get(USUAL) if method.brings_loss else None
         return setting.against(method, usual, loss_metric(setting))

@@ -8,7 +8,7 @@ from typing import Any
 from maxsep.lab.report.statistics import Summary
 from maxsep.lab.report.svg import INK, SOFT, Figure, canvas, colour_of, finish, head_line, legend_below
 
-_DASHES = {"scaled": (0, (5, 2)), "twin": (0, (1.5, 1.5))}
+_DASHES = {"scaled": (0, (5, 2)), "control": (0, (1.5, 1.5))}
 _DODGE = 1.05
 """Heads are drawn this factor to the left and right of their radius."""
 _MARKERS = {"plain": "s", "scaled": "^", "maxsep": "o"}

@@ -1,4 +1,4 @@
-"""Figures of the geometry: the simplex itself, the angles between class vectors, and the twin."""
+"""Figures of the geometry: the simplex itself and the angles between class vectors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from maxsep.lab.report.svg import INK, RULE, SOFT, Figure, canvas, colour_of, finish, head_line, legend_below
+from maxsep.lab.report.svg import INK, RULE, SOFT, Figure, canvas, colour_of, finish
 
 
 def plane_figure() -> Figure:
@@ -103,37 +103,6 @@ def angles_figure(id: str, title: str, angles: Mapping[str, Sequence[float]], id
         alt = f"Range of pairwise angles in degrees, {title}. {words}. The simplex has {ideal:.1f} throughout."
         caption = "Line: all pairs of classes; bar: the middle 80 %; dot: the median; dashed: the simplex."
         return finish(figure, id, title, caption, alt)
-
-
-def twin_figure(losses_a: Sequence[float], losses_b: Sequence[float], id: str = "twin", title: str = "") -> Figure:
-    """Draw the training losses of the matrix and of its twin, and their distance.
-
-    Under SGD a linear layer followed by the matrix trains exactly as a plain linear layer whose mean logit is
-    subtracted, started at `radius * P^T W0`, with its gradient multiplied by `radius^2 * C / (C - 1)`.
-
-    Args:
-        losses_a: Training loss of `maxsep`, an epoch or a step each.
-        losses_b: The same of `twin`.
-        id: Identifier on the page.
-        title: The setting.
-    """
-    if len(losses_a) != len(losses_b) or not losses_a:
-        raise ValueError(
-            f"twin_figure compares curves of equal length, got {len(losses_a)} and {len(losses_b)} values. "
-            "Give the losses of the same epochs for both."
-        )
-    distance = max(abs(a - b) for a, b in zip(losses_a, losses_b, strict=True))
-    epochs = range(1, len(losses_a) + 1)
-    with canvas(4.8, 3.0) as (figure, axes):
-        axes.plot(epochs, losses_a, color=colour_of("maxsep"), linewidth=4.5, alpha=0.45, label="maxsep")
-        axes.plot(epochs, losses_b, color=colour_of("twin"), linewidth=1.4, label="twin (a plain layer)")
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("training loss")
-        head_line(axes, title or "The matrix and its twin")
-        legend_below(figure)
-        caption = f"Largest distance between the two curves: {distance:.1e}."
-        alt = f"Two training curves that coincide to {distance:.1e}."
-        return finish(figure, id, title or "The matrix and its twin", caption, alt)
 
 
 def _columns(num_classes: int) -> list[tuple[float, ...]]:

@@ -9,7 +9,7 @@ from maxsep.lab.report.collect import Record
 from maxsep.lab.report.svg import INK, SOFT, Figure, colour_of, finish, head_line, legend_below, panels
 
 KNOWN, OUTSIDE = colour_of("maxsep"), colour_of("scaled")
-_CLASSES = ("maxsep", "extra_layer", "etf", "learnable_matrix", "hpn", "centred", "twin", "plain")
+_CLASSES = ("maxsep", "extra_layer", "etf", "learnable_matrix", "hpn", "control", "plain")
 """Heads whose colours known classes borrow: they are told apart in both schemes."""
 _DOTS = 50
 """Points drawn of every known class; the file holds more."""

@@ -23,7 +23,7 @@ DEFINITIONS = (
         "scaled",
         "The control: a plain head with its logits multiplied by the same radius. At radius 1 it is plain.",
     ),
-    ("twin", "The plain layer that trains exactly as maxsep does under SGD."),
+    ("control", "The plain layer that trains exactly as maxsep does under SGD: its scale, and a centred start."),
     ("learnable matrix", "The matrix as the starting point of a trained one."),
     ("extra layer", "One more trained layer with a random start in place of the matrix."),
     ("etf", "The matrix directly on the features, or on fixed directions of them, with no trained layer between."),

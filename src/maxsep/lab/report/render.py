@@ -78,7 +78,6 @@ def build(
         sections.fixed_section(closed),
         fisher.fisher_section(closed),
         vectors.prototypes_section(closed),
-        vectors.twin_section(closed),
         vectors.geometry_section(closed),
         outliers.outliers_section(test),
         openset.openset_section(test),

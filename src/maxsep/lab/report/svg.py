@@ -16,7 +16,7 @@ HEAD_COLOURS = {
     "plain": "#6f7883",
     "scaled": "#b4690e",
     "maxsep": "#1464b4",
-    "twin": "#c0392f",
+    "control": "#c0392f",
     "centred": "#4a7c7e",
     "learnable_matrix": "#7a52b3",
     "extra_layer": "#b0456f",

@@ -1,4 +1,4 @@
-"""The geometry of class vectors: the simplex, what trained heads learn, optimised prototypes, and the twin."""
+"""The geometry of class vectors: the simplex, what trained heads learn and optimised prototypes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from maxsep.lab.report.collect import Record
-from maxsep.lab.report.comparison import Method, Setting, duel
-from maxsep.lab.report.geometry import angles_figure, ideal_angle_figure, plane_figure, space_figure, twin_figure
+from maxsep.lab.report.comparison import Setting, duel
+from maxsep.lab.report.geometry import angles_figure, ideal_angle_figure, plane_figure, space_figure
 from maxsep.lab.report.model import Section
 from maxsep.lab.report.statistics import summarise
 from maxsep.lab.report.svg import Figure
@@ -58,31 +58,6 @@ def prototypes_section(settings: Sequence[Setting]) -> Section | None:
         *filter(None, (duel(settings, "maxsep", "hpn"),)),
     )
     return Section("prototypes", "Optimised class vectors", text, (table,))
-
-
-def twin_section(settings: Sequence[Setting]) -> Section | None:
-    """Draw the training losses of the matrix and of its twin where both were run with one seed and radius."""
-    figures = []
-    for number, setting in enumerate(settings, 1):
-        for method, entry in setting.entries.items():
-            twin = setting.entries.get(Method("twin", method.radius, (), method.loss, method.loss_options))
-            common = set(entry.records) & set(twin.records) if twin and method.head == "maxsep" else set()
-            if twin is None or not common:
-                continue
-            ours, theirs = (_losses(e.records[min(common)]) for e in (entry, twin))
-            if ours and len(ours) == len(theirs):
-                title = f"{setting.label}, radius {method.radius:g}"
-                figures.append(twin_figure(ours, theirs, f"twin-{number}", title))
-    if not figures:
-        return None
-    text = (
-        "Under SGD, with momentum and weight decay, a trained linear layer followed by the matrix is a plain linear "
-        "layer in disguise: its mean logit is subtracted, it starts at radius · PᵀW₀ and its gradient is multiplied by "
-        "radius² · C/(C \N{MINUS SIGN} 1). The head twin is that layer. Both train alike, up to rounding.",
-        "So what sets maxsep apart from scaled at the same radius is a step that is C/(C \N{MINUS SIGN} 1) times as "
-        "long, another start, and the subtracted mean.",
-    )
-    return Section("twin", "The matrix and its twin", text, figures=tuple(figures))
 
 
 def class_vectors(record: Record) -> list[list[float]] | None:
@@ -139,7 +114,3 @@ def _spread_row(group: str, name: str, angles: Sequence[float]) -> Row:
     summary = summarise(angles)
     numbers = (summary.mean, summary.std or 0.0, min(angles), max(angles))
     return Row((Cell(name), *(Cell(f"{number:.2f}", value=number) for number in numbers)), group)
-
-
-def _losses(record: Record) -> list[float]:
-    return [float(line["train_loss"]) for line in record.history if "train_loss" in line]

@@ -1,4 +1,4 @@
-"""One of two processes that train every head with DDP over gloo: `two_heads_ddp.py RANK PORT FOLDER`."""
+"""One of two processes that train every head with DDP over gloo: `ddp_rank.py RANK PORT FOLDER`."""
 
 import os
 import sys
@@ -10,20 +10,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from maxsep import heads
 
-STEPS, BATCH, WIDTH, CLASSES = 20, 8, 12, 5
+OPTIONS = {"hpn": {"iterations": 50}, "maxsep": {"class_order": [3, 1, 4, 0, 2]}}
 
 
 def train(name, rank=0, world=1):
     torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh())
-    options = {"iterations": 50} if name == "hpn" else {}
-    model = nn.Sequential(backbone, heads.build(name, WIDTH, CLASSES, **options)).double()
+    backbone = nn.Sequential(nn.Linear(6, 12), nn.Tanh())
+    model = nn.Sequential(backbone, heads.build(name, 12, 5, **OPTIONS.get(name, {}))).double()
     module = DistributedDataParallel(model) if world > 1 else model
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(STEPS):
-        x = torch.randn(BATCH, 6, dtype=torch.float64, generator=generator)
-        y = torch.randint(CLASSES, (BATCH,), generator=generator)
+    for _ in range(20):
+        x = torch.randn(8, 6, dtype=torch.float64, generator=generator)
+        y = torch.randint(5, (8,), generator=generator)
         optimiser.zero_grad()
         nn.functional.cross_entropy(module(x[rank::world]), y[rank::world]).backward()
         optimiser.step()
