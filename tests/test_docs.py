@@ -332,8 +332,6 @@ def test_what_pages_say_the_other_basis_saves_is_in_the_record():
     using, speed = (" ".join((ROOT / "docs" / page).read_text().split()) for page in ("using.md", "speed.md"))
     graph = few["in_a_cuda_graph"]
     range_of_many = " to ".join(sorted(set(many.values())))
-    told = f"{graph} percent of the time of a CUDA graph at 100,000 classes, and {range_of_many} at a million"
-    assert f"saves](speed.md#millions-of-classes) {told}" in using
     rows = json.loads((ROOT / "results/fused_gpu.json").read_text())["results"]["C=1000000"]
     less = 100 * (1 - rows["maxsep, fused"]["ms"] / rows["torch.compile"]["ms"])
     assert f"million classes takes {less:.0f} percent less time than torch.compile of a plain layer" in using

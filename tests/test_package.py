@@ -76,7 +76,7 @@ def test_files_and_functions_stay_small(path):
 
 def test_public_names_are_frozen():
     assert sorted(maxsep.__all__) == [
-        "MaxSeparation", "MaxSeparationHead", "attach", "change_basis", "check_head", "fold", "grow", "load", "save",
+        "MaxSeparation", "MaxSeparationHead", "attach", "fold", "grow", "load", "save",
         "separate", "simplex",
     ]  # fmt: skip
     for name in maxsep.__all__:

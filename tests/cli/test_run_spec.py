@@ -249,7 +249,6 @@ def test_options_of_a_head_are_read_as_what_they_are():
             head_options=options(rotation=3)
         )
     )
-    assert head_options("maxsep", ["basis=householder"]) == options(basis="householder")
     assert head_options("plain", None) == head_options("nobody", ["a=1"]) == ()
 
 

@@ -16,7 +16,6 @@ from maxsep.ops import padding
 
 HEADS = {
     "maxsep": lambda d, c, bias: MaxSeparationHead(d, c, 0.7, bias),
-    "householder": lambda d, c, bias: MaxSeparationHead(d, c, 0.7, bias, basis="householder"),
     "plain": lambda d, c, bias: heads.PlainHead(d, c, bias=bias),
     "scaled": lambda d, c, bias: heads.ScaledHead(d, c, 0.3, bias),
     "linear": lambda d, c, bias: nn.Linear(d, c, bias),

@@ -57,18 +57,6 @@ def test_keep_weights_keeps_every_probability():
     torch.testing.assert_close(model(x).softmax(-1), before)
 
 
-@pytest.mark.parametrize("keep_weights", [True, False])
-def test_the_basis_is_passed_on(keep_weights):
-    model, x = mlp(), torch.randn(5, 4)
-    before = model(x)
-    maxsep.attach(model, basis="householder", keep_weights=keep_weights)
-    (_, head), *_ = maxsep.surgery.find_heads(model)
-    assert head.basis == "householder"
-    assert torch.allclose(model(x).softmax(-1), before.softmax(-1), atol=1e-6) == keep_weights
-    with pytest.raises(ValueError, match="basis must be one of recursive, householder, got 'nope'"):
-        maxsep.attach(mlp(), basis="nope")
-
-
 def test_keep_weights_with_the_number_of_classes_spelt_out():
     assert maxsep.attach(mlp(), 3, keep_weights=True)[2].num_classes == 3
 

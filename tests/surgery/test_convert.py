@@ -1,6 +1,6 @@
 from torch import nn
 
-from maxsep import MaxSeparation, MaxSeparationHead
+from maxsep import MaxSeparationHead
 from maxsep.heads import ETFHead
 from maxsep.surgery.convert import HeadRecord, fit_to_model, records_of
 
@@ -24,10 +24,3 @@ def test_given_state_is_not_changed():
     fitted = fit_to_model(state, records_of(model), nn.Sequential(nn.Linear(4, 3)))
     assert fitted["0.weight"].shape == (3, 4)
     assert state["0.weight"].shape == (2, 4)
-
-
-def test_records_say_the_basis_where_it_is_not_the_papers():
-    layers = (nn.Linear(4, 2), MaxSeparation(3, basis="householder"), MaxSeparationHead(3, 3, basis="householder"))
-    head, matrix = records_of(nn.Sequential(*layers))
-    assert head.options == {"bias": True, "basis": "householder"}
-    assert matrix.options == {"layer": "0", "basis": "householder"}

@@ -10,7 +10,7 @@ from torch import nn
 
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead
-from maxsep.heads import ETFHead, HPNHead, build, names
+from maxsep.heads import ETFHead, build, names
 
 SIZES = st.integers(2, 300), st.integers(1, 20), st.floats(1e-2, 1e2), st.integers(0, 2**31)
 
@@ -63,7 +63,7 @@ def test_every_head_of_the_registry(name):
 
 
 def test_fixed_parts_are_frozen_and_trained_ones_are_not():
-    cosine = maxsep.fold(HPNHead(12, 5, iterations=10))
+    cosine = maxsep.fold(build("hpn", 12, 5, iterations=10))
     assert [p.requires_grad for p in cosine.parameters()] == [True, True, False]
     assert [p.requires_grad for p in maxsep.fold(ETFHead(12, 5, bias=True)).parameters()] == [False, True]
     head = MaxSeparationHead(12, 5)
@@ -105,23 +105,6 @@ def test_layer_that_others_use_or_watch_is_not_merged(reason):
     folded, x = maxsep.fold(model), torch.randn(10, 4)
     torch.testing.assert_close(folded(x), model(x))
     assert folded[0].out_features == 4
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: MaxSeparationHead(4, 5, 0.3, basis="householder"),
-        lambda: nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5, 0.3, basis="householder")),
-        lambda: nn.Sequential(nn.Linear(4, 4), MaxSeparation(5, 0.3, basis="householder")),
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), MaxSeparation(5, 0.3, basis="householder")),
-    ],
-    ids=["head", "model", "merged", "alone"],
-)
-def test_householder_basis(make):
-    model, x = make().double(), torch.randn(7, 4, dtype=torch.float64)
-    folded = maxsep.fold(model)
-    assert not [part for part in folded.modules() if type(part).__module__.startswith("maxsep")]
-    torch.testing.assert_close(folded(x), model(x), atol=1e-12, rtol=0)
 
 
 def test_matrix_alone_of_many_classes_is_refused():

@@ -152,16 +152,3 @@ def test_heads_of_different_tasks():
     model = nn.ModuleDict({"a": MaxSeparationHead(4, 3), "b": MaxSeparationHead(4, 2)})
     with pytest.raises(ValueError, match=r"different numbers of classes \('a': 3 classes, 'b': 2 classes\)"):
         maxsep.grow(model, 1)
-
-
-def test_another_basis_is_refused_and_says_the_way():
-    model, x = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 4, basis="householder")).double(), torch.randn(5, 4)
-    before = model(x.double())
-    with pytest.raises(
-        ValueError, match=r"head at '1' is in the basis 'householder'.*change_basis\(model, 'recursive'"
-    ):
-        maxsep.grow(model, 2)
-    maxsep.change_basis(maxsep.grow(maxsep.change_basis(model, "recursive"), 2), "householder")
-    torch.testing.assert_close(model(x.double())[:, :4], before)
-    torch.testing.assert_close(model(x.double())[:, 4:], torch.zeros(5, 2).double(), atol=1e-12, rtol=0)
-    assert model[1].basis == "householder"

@@ -172,10 +172,3 @@ def test_head_that_did_not_grow_from_the_other():
     for other in (MaxSeparationHead(4, 3), maxsep.heads.PlainHead(4, 5)):
         with pytest.raises(ValueError, match="new_head must be what grow made of old_head"):
             carry_optimiser_state(optimiser, head, other)
-
-
-def test_momentum_of_another_basis_is_not_grown():
-    old, new = (MaxSeparationHead(4, classes, basis="householder") for classes in (3, 5))
-    optimiser = torch.optim.SGD(old.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="new_head must be what grow made of old_head"):
-        carry_optimiser_state(optimiser, old, new)

@@ -1,11 +1,11 @@
-"""What grow and change_basis promise alike of the parameters that they replace."""
+"""What grow promises of the parameters that they replace."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from maxsep import MaxSeparationHead, change_basis, grow
+from maxsep import MaxSeparationHead, grow
 from maxsep.surgery.own_parameters import refuse_computed, refuse_shared
 
 
@@ -33,7 +33,6 @@ def test_sharing_is_refused_unless_both_are_changed():
 
 
 CHANGES = {
-    "turned": lambda model, **more: change_basis(model, "householder", **more),
     "grown": lambda model, **more: grow(model, 2, **more),
 }
 

@@ -293,94 +293,15 @@ def test_arguments_in_the_wrong_order(tmp_path):
         maxsep.load(nn.Linear(2, 2), tmp_path)
 
 
-def in_basis(basis: str) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5, 0.5, basis=basis)).double()
-
-
-@pytest.mark.parametrize("saved", ["recursive", "householder"])
-@pytest.mark.parametrize("target", ["recursive", "householder", "folded"])
-def test_a_saved_basis_is_kept_turned_or_folded_without_changing_a_logit(tmp_path, saved, target):
-    model = in_basis(saved)
-    folder = maxsep.save(model, tmp_path / "m")
-    other = maxsep.fold(in_basis(saved)) if target == "folded" else in_basis(target)
-    (record,) = maxsep.load(folder, other).heads
-    assert record.options.get("basis", "recursive") == saved
-    torch.testing.assert_close(other(X.double()), model(X.double()), atol=1e-12, rtol=0)
-
-
-def test_a_folded_model_loads_into_the_householder_basis(tmp_path):
-    model = in_basis("householder")
-    other = in_basis("householder")
-    maxsep.load(maxsep.save(maxsep.fold(model), tmp_path / "m"), other)
-    torch.testing.assert_close(other(X.double()), model(X.double()), atol=1e-12, rtol=0)
-    assert other[1].basis == "householder"
-
-
-def test_a_bare_matrix_of_another_basis(tmp_path):
-    layers = nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5, basis="householder"))
-    folder = maxsep.save(layers, tmp_path / "m")
-    same = nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5, basis="householder"))
-    plain = maxsep.fold(same)
-    for other in (same, plain):
-        maxsep.load(folder, other)
-        torch.testing.assert_close(other(X), layers(X))
-    refused(
-        folder,
-        nn.Sequential(nn.Linear(4, 2), MaxSeparation(3, 0.5)),
-        "saved with basis householder, but the model's has basis recursive",
-    )
-
-
 class Sharpened(MaxSeparationHead):
     def forward(self, x):
         return 2 * super().forward(x)
-
-
-def test_a_head_with_a_forward_of_its_own_is_not_turned_on_the_way(tmp_path):
-    folder = maxsep.save(nn.Sequential(Sharpened(4, 3)), tmp_path / "m")
-    with pytest.raises(TypeError, match=r"Sharpened has a forward\(\) of its own"):
-        maxsep.load(folder, nn.Sequential(Sharpened(4, 3, basis="householder")))
-
-
-class Tied(nn.Module):
-    def __init__(self, basis):
-        super().__init__()
-        self.words, self.head = nn.Embedding(2, 4), MaxSeparationHead(4, 3, basis=basis)
-        self.head.weight = self.words.weight
-
-
-def test_a_weight_that_another_layer_uses_is_not_turned_on_the_way(tmp_path):
-    model = Tied("recursive")
-    folder = maxsep.save(model, tmp_path / "m")
-    same = Tied("recursive")
-    maxsep.load(folder, same)
-    assert torch.equal(same.head(X), model.head(X))
-    refused(folder, Tied("householder"), r"head at 'head' shares a parameter with 'words\.weight'")
-
-
-def test_heads_that_share_a_weight_are_turned_together_on_the_way(tmp_path):
-    def tied(basis):
-        heads = nn.ModuleList(MaxSeparationHead(4, 3, basis=basis) for _ in range(2))
-        heads[1].weight = heads[0].weight
-        return heads
-
-    model, other = tied("recursive"), tied("householder")
-    maxsep.load(maxsep.save(model, tmp_path / "m"), other)
-    for own, loaded in zip(model, other, strict=True):
-        torch.testing.assert_close(loaded(X), own(X), atol=1e-6, rtol=1e-5)
 
 
 class Extended(MaxSeparationHead):
     def __init__(self, *given, **options):
         super().__init__(*given, **options)
         self.gain = nn.Parameter(torch.rand(2))
-
-
-def test_further_parameters_of_a_head_are_not_turned_on_the_way(tmp_path):
-    model, other = nn.Sequential(Extended(4, 3)), nn.Sequential(Extended(4, 3, basis="householder"))
-    maxsep.load(maxsep.save(model, tmp_path / "m"), other)
-    torch.testing.assert_close(other(X), model(X), atol=1e-6, rtol=1e-5)
-    assert torch.equal(other[0].gain, model[0].gain)
 
 
 def test_whoever_may_read_the_description_may_read_the_weights(tmp_path):

@@ -176,8 +176,8 @@ def _pairs(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
 def _of_head(name: str, text: str, default: object) -> object:
     """Read the value of a head's option, of the kind that its default is of; none is the default of a whole number.
 
-    >>> _of_head("bias", "False", True), _of_head("rotation", "3", None), _of_head("basis", "householder", "recursive")
-    (False, 3, 'householder')
+    >>> _of_head("bias", "False", True), _of_head("rotation", "3", None)
+    (False, 3)
     """
     if isinstance(default, bool):
         if text.lower() not in ("true", "false"):

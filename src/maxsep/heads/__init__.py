@@ -23,4 +23,4 @@ __all__ = [
     "names",
     "option_defaults",
     "register",
-]  # fmt: skip
+]

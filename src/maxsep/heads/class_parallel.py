@@ -13,8 +13,7 @@ nothing but the gradient of x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -101,7 +100,7 @@ class ClassParallelHead(FixedRadius):
         self.in_features = check_count("in_features", in_features)
         self.group, self.data_parallel, self.validate = group, data_parallel, validate
         self._has_compared_sizes = False
-        self.shard = ClassShard(self.num_classes, *_rank_and_ranks(group))
+        self.shard = _Shard(self.num_classes, *_rank_and_ranks(group))
         rows = len(range(*self.shard.rows))
         self.weight = nn.Parameter(self._sharded(torch.empty(rows, self.in_features, device=device, dtype=dtype)))
         local_bias = torch.empty(rows, device=device, dtype=dtype)
@@ -258,13 +257,8 @@ class ClassParallelHead(FixedRadius):
         return result
 
 
-@dataclass(frozen=True)
-class ClassShard:
-    """The rows and classes of one rank: rows as DTensor's Shard(0) cuts them; the last rank has the last class too.
-
-    >>> ClassShard(10, 2, 4).rows, ClassShard(10, 3, 4).rows, ClassShard(10, 3, 4).columns
-    ((6, 9), (9, 9), 1)
-    """
+class _Shard(NamedTuple):
+    """The rows and classes of one rank: rows as DTensor's Shard(0) cuts them; the last rank has the last class too."""
 
     num_classes: int
     rank: int
@@ -272,36 +266,31 @@ class ClassShard:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Start and stop of the rows of the trained layer."""
         num_rows = self.num_classes - 1
         return min(self.rank * self._size, num_rows), min((self.rank + 1) * self._size, num_rows)
 
     @property
     def start(self) -> int:
-        """The first class."""
         return self.rows[0]
 
     @property
     def stop(self) -> int:
-        """One beyond the last class; a rank may own none."""
         return self.num_classes if self.rank == self.ranks - 1 else self.rows[1]
 
     @property
     def columns(self) -> int:
-        """The number of classes, and so of logits."""
         return self.stop - self.start
-
-    def all_shards(self) -> list[ClassShard]:
-        """Return the shards of all ranks in their order."""
-        return [ClassShard(self.num_classes, rank, self.ranks) for rank in range(self.ranks)]
-
-    def owner(self, target: Tensor) -> Tensor:
-        """Return the rank of each class."""
-        return torch.where(target == self.num_classes - 1, self.ranks - 1, target // self._size)
 
     @property
     def _size(self) -> int:
         return -(-(self.num_classes - 1) // self.ranks)
+
+    def all_shards(self) -> list[_Shard]:
+        return [_Shard(self.num_classes, rank, self.ranks) for rank in range(self.ranks)]
+
+    def owner(self, target: Tensor) -> Tensor:
+        """Return the rank of each class."""
+        return torch.where(target == self.num_classes - 1, self.ranks - 1, target // self._size)
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -309,7 +298,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, target: Tensor, weight: Tensor | None, shard: ClassShard, group: Group
+        ctx: Any, local: Tensor, target: Tensor, weight: Tensor | None, shard: _Shard, group: Group
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         logits = local[:, : shard.columns]
         is_own, column = _own_column(local, target, shard)
@@ -350,7 +339,7 @@ class _AllLogits(torch.autograd.Function):
     """Local logits of each rank to the logits of all classes, (B, C), on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, shard: ClassShard, group: Group) -> Tensor:
+    def forward(ctx: Any, local: Tensor, shard: _Shard, group: Group) -> Tensor:
         ctx.shard = shard
         shards = shard.all_shards()
         message = local.new_zeros(len(local), max(part.columns for part in shards) + 1)  # of equal shape on all ranks
@@ -435,7 +424,7 @@ def _carries(sums: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(sums[:1]), sums[:-1].cumsum(0)])
 
 
-def _own_column(local: Tensor, target: Tensor, shard: ClassShard) -> tuple[Tensor, Tensor]:
+def _own_column(local: Tensor, target: Tensor, shard: _Shard) -> tuple[Tensor, Tensor]:
     """Return whether each target is a class of this rank, (B,), and its column, (B, 1); any column if not."""
     is_own = (target >= shard.start) & (target < shard.stop)
     return is_own, (target - shard.start).clamp(0, local.shape[1] - 1)[:, None]
