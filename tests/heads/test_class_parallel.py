@@ -139,6 +139,8 @@ def test_it_needs_a_process_group():
 @pytest.mark.parametrize(
     ("x", "target", "options", "error", "argument"),
     [
+        (torch.zeros(2, 4), [0, 1], {}, TypeError, "target"),
+        (torch.zeros(2, 4), torch.zeros(2), {}, TypeError, "target"),
         (torch.zeros(2, 4), torch.tensor([0, 7]), {}, ValueError, "target"),
         (torch.zeros(2, 4), torch.tensor([-1, 0]), {}, ValueError, "target"),
         (torch.zeros(2, 4), torch.zeros(3).long(), {}, ValueError, "target"),

@@ -138,6 +138,8 @@ class ClassParallelHead(FixedRadius):
         """
         check_reduction(reduction)
         smoothing = check_smoothing(label_smoothing)
+        if not isinstance(target, Tensor) or target.dtype != torch.int64:
+            raise TypeError(f"target must be an int64 tensor, got {getattr(target, 'dtype', type(target).__name__)}")
         if x.dim() != 2 or target.shape != x.shape[:1]:
             raise ValueError(
                 f"x must be (batch, {self.in_features}) and target (batch,), got {x.shape}, {target.shape}"

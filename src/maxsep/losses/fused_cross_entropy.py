@@ -124,6 +124,8 @@ def _layer_of(head: nn.Module) -> _Layer:
     for kind in (MaxSeparationHead, PlainHead, ScaledHead, nn.Linear):
         # a subclass with a forward of its own may compute anything
         if isinstance(head, kind) and type(head).forward is kind.forward:
+            if getattr(head, "class_order", None) is not None:
+                raise ValueError("fused_cross_entropy does not take a head with a class_order yet")
             radius = 1.0 if isinstance(head, nn.Linear) else head.radius
             return _Layer(head.weight, head.bias, radius, kind is MaxSeparationHead, "recursive")
     raise TypeError(

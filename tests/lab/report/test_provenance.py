@@ -39,5 +39,5 @@ def test_a_second_stage_trains_its_backbone_unless_told_otherwise():
 def test_facts(everything):
     found = dict(facts(collect(everything)))
     assert found["runs without a result"] == "3"
-    assert found["heads"].startswith("plain, scaled, control, maxsep")
+    assert found["heads"].startswith("plain, scaled, maxsep, control")
     assert "CIFAR-10" in found["datasets"]

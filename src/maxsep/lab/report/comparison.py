@@ -14,7 +14,7 @@ from maxsep.lab.report.tail import class_counts, in_words, is_unequal
 from maxsep.lab.spec import Options, RunSpec, options
 
 HEADS = (
-    *("plain", "scaled", "control", "maxsep", "maxsep_rotated", "learnable_matrix", "extra_layer"),
+    *("plain", "scaled", "maxsep", "control", "maxsep_rotated", "learnable_matrix", "extra_layer"),
     *("etf", "hpn"),
     *("cosine", "cosine_maxsep", "maxsep_cosine", "centred_cosine"),
 )
