@@ -326,9 +326,9 @@ def test_module_refuses_the_wrong_width():
 def test_module_refuses_a_state_dict_of_another_head():
     state = MaxSeparation(10, radius=0.1).state_dict()
     MaxSeparation(10, radius=0.1).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"trained at radius 0\.1, but the head has radius 1"):
+    with pytest.raises(ValueError, match=r"radius=0\.1, the head has 1"):
         MaxSeparation(10).load_state_dict(state)
-    with pytest.raises(ValueError, match="of a head with 10 classes, but the head has 11"):
+    with pytest.raises(ValueError, match="num_classes=10, the head has 11"):
         MaxSeparation(11, radius=0.1).load_state_dict(state)
 
 
