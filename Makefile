@@ -13,12 +13,16 @@ test: lint types spelling unit
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints/cpu.txt
+$(VENV)/.ready: pyproject.toml constraints/cpu.txt constraints/torchvision_schemas.py
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
 		(echo "maxsep needs Python 3.11 or later; say which one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# through the environment, so that the build backend is pinned too
 	PIP_CONSTRAINT=$(CURDIR)/constraints/cpu.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	# a .pth file runs at the start of every interpreter of this environment
+	site=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
+		cp constraints/torchvision_schemas.py "$$site" && echo "import torchvision_schemas" > "$$site/torchvision_schemas.pth"
+	$(BIN)/python -c "import torchvision, timm"
 	touch $@
 
 lint: setup

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 # Before torch is imported: newer matrix units round bfloat16 products in another way, and nothing may be downloaded.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -27,17 +25,6 @@ if not torch.cuda.is_available():
 # the same twice: the examples are the test's own there, and new ones everywhere else.
 settings.register_profile("maxsep", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("maxsep")
-
-# A torchvision built for CUDA cannot load its compiled operators beside a CPU torch, and then fails to import because
-# it describes them to the tracer. Their schemas are enough for every model and transform that is written in Python.
-# Asked in another process, because a torchvision that does load would meet them twice and take the interpreter down.
-if "MAXSEP_TORCHVISION" not in os.environ:
-    _asked = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False)
-    os.environ["MAXSEP_TORCHVISION"] = "whole" if _asked.returncode == 0 else "schemas missing"
-if os.environ["MAXSEP_TORCHVISION"] != "whole":
-    _torchvision_schemas = torch.library.Library("torchvision", "FRAGMENT")
-    for _name in ("nms", "qnms"):
-        _torchvision_schemas.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @pytest.fixture
