@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -39,50 +41,51 @@ def test_device_dtype_bias_and_mode_are_kept(keep_weights, dtype):
 
 
 @pytest.mark.parametrize("keep_weights", [False, True])
-def test_frozen_parameters_stay_frozen_one_by_one(keep_weights):
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_frozen_parameters_stay_frozen_one_by_one(keep_weights, frozen):
     model = mlp()
-    model[2].weight.requires_grad_(False)
+    model[2].get_parameter(frozen).requires_grad_(False)
     head = maxsep.attach(model, keep_weights=keep_weights)[2]
-    assert (head.weight.requires_grad, head.bias.requires_grad) == (False, True)
-    model = mlp()
-    model[2].bias.requires_grad_(False)
-    head = maxsep.attach(model, keep_weights=keep_weights)[2]
-    assert (head.weight.requires_grad, head.bias.requires_grad) == (True, False)
+    assert [name for name, parameter in head.named_parameters() if not parameter.requires_grad] == [frozen]
 
 
-def test_keep_weights_keeps_every_probability():
+@pytest.mark.parametrize("num_classes", [None, 3])
+def test_keep_weights_keeps_every_probability(num_classes):
     model, x = mlp(), torch.randn(50, 4)
     before = model(x).softmax(-1)
-    maxsep.attach(model, radius=0.1, keep_weights=True)
+    maxsep.attach(model, num_classes, radius=0.1, keep_weights=True)
     torch.testing.assert_close(model(x).softmax(-1), before)
 
 
-def test_keep_weights_with_the_number_of_classes_spelt_out():
-    assert maxsep.attach(mlp(), 3, keep_weights=True)[2].num_classes == 3
-
-
-def test_keep_weights_with_another_number_of_classes():
-    model = mlp()
-    with pytest.raises(ValueError, match=r"keep_weights=True takes over a layer of 3 classes, got num_classes=5.*grow"):
-        maxsep.attach(model, 5, keep_weights=True)
-    assert isinstance(model[2], nn.Linear)
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_class_order_is_passed_on(keep_weights):
+    model, x = mlp(), torch.randn(5, 4)
+    before = model(x).softmax(-1)
+    head = maxsep.attach(model, class_order=[2, 0, 1], keep_weights=keep_weights)[2]
+    assert head.class_order.tolist() == [2, 0, 1]
+    assert torch.allclose(model(x).softmax(-1), before, atol=1e-6) == keep_weights
+    torch.testing.assert_close(maxsep.fold(model)(x), model(x))
+    plain = MaxSeparationHead(6, 3)
+    plain.load_state_dict({name: value for name, value in head.state_dict().items() if name != "class_order"})
+    features = torch.randn(5, 6)
+    torch.testing.assert_close(head(features)[:, [2, 0, 1]], plain(features))  # column i holds class_order[i]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("options", "error", "name"),
     [
-        ((1,), ValueError, "num_classes must be at least 2, got 1"),
-        ((2.0,), TypeError, "num_classes must be an int, got float"),
-        ((True,), TypeError, "num_classes must be an int, got bool"),
-        ((3, 0), ValueError, "radius must be positive and finite, got 0"),
-        ((3, float("nan")), ValueError, "radius must be positive and finite, got nan"),
-        ((3, "1"), TypeError, "radius must be a number, got str"),
+        ({"num_classes": 1}, ValueError, "num_classes"),
+        ({"num_classes": 2.0}, TypeError, "num_classes"),
+        ({"num_classes": 5, "keep_weights": True}, ValueError, "num_classes"),
+        ({"radius": 0}, ValueError, "radius"),
+        ({"radius": "1"}, TypeError, "radius"),
+        ({"class_order": [0, 0, 1]}, ValueError, "class_order"),
     ],
 )
-def test_bad_numbers(arguments, error, message):
+def test_bad_options_change_nothing(options, error, name):
     model = mlp()
-    with pytest.raises(error, match=message):
-        maxsep.attach(model, *arguments)
+    with pytest.raises(error, match=name):
+        maxsep.attach(model, **options)
     assert isinstance(model[2], nn.Linear)
 
 
@@ -119,14 +122,35 @@ def test_failing_build_changes_nothing():
     assert (model.aux, model.head) == before
 
 
-def test_training_learns_through_the_swapped_head():
-    torch.manual_seed(0)
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    x[torch.arange(60), y] += 3
-    model = maxsep.attach(mlp())
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
-    for _ in range(100):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimiser.step()
-    assert (model(x).argmax(-1) == y).float().mean() > 0.9
+def nested(**attributes) -> nn.Module:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 3)))
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
+
+
+def test_numbers_of_classes_above_the_head_are_updated_if_they_agreed():
+    model = nested(num_classes=3, num_labels=4)
+    model[0].num_classes = 3
+    maxsep.attach(model, 5)
+    assert (model.num_classes, model.num_labels, model[0].num_classes) == (5, 4, 5)
+
+
+def test_properties_are_left_alone():
+    class Counting(nn.Sequential):
+        @property
+        def num_classes(self) -> int:
+            return self[0].out_features
+
+    assert maxsep.attach(Counting(nn.Linear(2, 3)), 5).num_classes == 5
+
+
+def test_configuration_of_another_size_is_left_alone():
+    config = SimpleNamespace(id2label={0: "a", 1: "b"}, num_labels=2)
+    maxsep.attach(nested(config=config), 5)
+    assert config.id2label == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize("config", [SimpleNamespace(problem_type="single_label_classification"), {"any": "thing"}])
+def test_other_configurations_are_accepted(config):
+    assert isinstance(maxsep.attach(nested(config=config))[0][0], MaxSeparationHead)

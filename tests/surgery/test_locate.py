@@ -1,13 +1,15 @@
 import pytest
+import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import maxsep
 from maxsep import MaxSeparationHead
-from maxsep.surgery import find_heads, locate
+from maxsep.surgery import find_heads
 
 
 class Named(nn.Module):
-    """Children under the names given, in that order."""
+    """Children under these names, in this order."""
 
     def __init__(self, **children: nn.Module) -> None:
         super().__init__()
@@ -19,116 +21,122 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def paths(model: nn.Module) -> list[str]:
-    return [path for path, _ in locate(model)]
+def paths(model: nn.Module, classifier: str | None = None) -> list[str]:
+    return [path for path, _ in find_heads(maxsep.attach(model, classifier=classifier))]
 
 
-def test_bare_layer_is_its_own_classifier():
+def refused(model: nn.Module, message: str, classifier: str | None = None) -> None:
+    before = list(model.modules())
+    with pytest.raises(ValueError, match=message):
+        maxsep.attach(model, classifier=classifier)
+    assert list(model.modules()) == before
+
+
+def test_last_layer_of_a_sequential_before_layers_without_parameters():
     assert paths(nn.Linear(4, 3)) == [""]
-
-
-def test_last_layer_of_a_sequential_and_what_follows_it_without_parameters():
     assert paths(mlp()) == ["2"]
     assert paths(nn.Sequential(*mlp(), nn.LogSoftmax(-1))) == ["2"]
     assert paths(nn.Sequential(nn.Flatten(), nn.Sequential(mlp(), nn.Dropout()))) == ["1.0.2"]
 
 
 @pytest.mark.parametrize("name", ["fc", "classifier", "head", "heads", "last_linear", "linear"])
-def test_names_by_convention(name):
+def test_usual_names(name):
     assert paths(Named(body=mlp(), **{name: nn.Linear(3, 2)})) == [name]
     assert paths(Named(body=mlp(), **{name: nn.Sequential(nn.LayerNorm(3), mlp())})) == [f"{name}.1.2"]
 
 
 def test_only_linear_layer():
     assert paths(Named(conv=nn.Conv2d(3, 4, 3), prediction=nn.Linear(4, 2))) == ["prediction"]
-
-
-def test_projection_of_attention_is_no_candidate():
     assert paths(Named(attention=nn.MultiheadAttention(4, 2), out=nn.Linear(4, 2))) == ["out"]
 
 
-def test_auxiliary_heads_of_the_same_width():
-    model = Named(
-        body=mlp(), aux=nn.Linear(3, 2), aux_width=nn.Linear(3, 9), head_dist=nn.Linear(3, 2), head=nn.Linear(3, 2)
-    )
-    assert paths(model) == ["head", "aux", "head_dist"]
+def test_auxiliary_heads_of_the_same_width_come_last():
+    aux = {"aux": nn.Linear(3, 2), "aux_width": nn.Linear(3, 9), "head_dist": nn.Linear(3, 2)}
+    assert paths(Named(body=mlp(), **aux, head=nn.Linear(3, 2))) == ["head", "aux", "head_dist"]
 
 
 @pytest.mark.parametrize(
     "model",
     [
         Named(fc1=nn.Linear(4, 6), fc2=nn.Linear(6, 3)),
-        Named(fc=nn.Linear(4, 6), out=nn.Linear(6, 3)),  # the conventional name is not the last layer
+        Named(fc=nn.Linear(4, 6), out=nn.Linear(6, 3)),  # the usual name is not the last layer
         Named(classifier=nn.Linear(4, 6), head=nn.Linear(4, 3)),
         Named(body=nn.Linear(4, 6), head=nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))),
     ],
     ids=["numbered", "not last", "two names", "followed by parameters"],
 )
-def test_several_candidates_are_listed_with_their_shapes(model):
-    with pytest.raises(ValueError, match=r"no single classifier found in Named.*classifier='path\.to\.layer'") as error:
-        locate(model)
-    for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear):
-            assert f"{path!r}: {layer.in_features} -> {layer.out_features}" in str(error.value)
+def test_ambiguous_models_are_refused_and_their_layers_listed(model):
+    first, last = (path for path, layer in model.named_modules() if isinstance(layer, nn.Linear))
+    refused(model, rf"Named.*{first}.*4 -> 6.*{last}.*-> 3")
 
 
-def test_long_lists_are_cut():
-    model = Named(**{f"layer{index}": nn.Linear(2, 2) for index in range(30)})
-    with pytest.raises(ValueError, match=r"10 more before these(.|\n)*'layer29': 2 -> 2"):
-        locate(model)
+def test_long_lists_show_the_last_layers():
+    refused(Named(**{f"layer{index}": nn.Linear(2, 2) for index in range(50)}), r"layer40.*layer49")
 
 
-def test_model_without_a_linear_layer():
-    with pytest.raises(ValueError, match=r"It has no nn.Linear. Add one with one output per class"):
-        locate(Named(conv=nn.Conv2d(3, 4, 3)))
-
-
-def test_last_layer_is_a_convolution():
-    with pytest.raises(ValueError, match="classifier at '1' is a convolution"):
-        locate(nn.Sequential(nn.Linear(4, 4), nn.Conv2d(3, 4, 3)))
-
-
-def test_path_by_hand_takes_that_layer_alone():
+def test_path():
     model = Named(task_a=nn.Linear(4, 3), task_b=nn.Linear(4, 2), aux=nn.Linear(4, 3))
-    assert [path for path, _ in locate(model, "task_a")] == ["task_a"]
+    assert paths(model, "task_a") == ["task_a"]
+    assert paths(model, "task_b") == ["task_a", "task_b"]
 
 
-def test_path_that_names_nothing():
-    with pytest.raises(ValueError, match=r"classifier='fc' names no layer of Sequential(.|\n)*'2': 6 -> 3"):
-        locate(mlp(), "fc")
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("fc", "classifier='fc'.*0.2"), ("0", r"Sequential.*0\.2"), ("1", "Conv2d"), ("2", r"MaxSeparationHead.*grow")],
+)
+def test_paths_of_other_things_are_refused(path, message):
+    refused(nn.Sequential(mlp(), nn.Conv2d(3, 4, 3), MaxSeparationHead(4, 3)), message, path)
 
 
-def test_path_that_names_no_linear_layer():
-    with pytest.raises(ValueError, match=r"classifier='0' names a Sequential, not an nn\.Linear(.|\n)*'0\.2': 6 -> 3"):
-        locate(nn.Sequential(mlp()), "0")
-    with pytest.raises(ValueError, match=r"names a Conv2d, not an nn\.Linear.*is a convolution"):
-        locate(nn.Sequential(nn.Conv2d(3, 4, 3)), "0")
+def test_types_of_arguments():
+    with pytest.raises(TypeError, match="classifier"):
+        maxsep.attach(mlp(), classifier=nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="model"):
+        maxsep.attach({})
 
 
-def test_path_of_another_type():
-    with pytest.raises(TypeError, match=r"classifier must be the path of a layer such as 'head.fc', got Linear"):
-        locate(mlp(), nn.Linear(2, 2))
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    model[1].weight = model[0].weight
+    return model
 
 
-def test_model_of_another_type():
-    with pytest.raises(TypeError, match=r"model must be an nn.Module, got dict"):
-        locate({})
+def packed() -> nn.Module:
+    layer = nn.Linear(4, 3)
+    layer.weight = nn.Parameter(torch.zeros(6, 1, dtype=torch.uint8), requires_grad=False)
+    return layer
 
 
-@pytest.mark.parametrize("classifier", [None, "2"])
-def test_model_that_has_a_head_already(classifier):
-    model = maxsep.attach(mlp())
-    with pytest.raises(ValueError, match=r"already has MaxSeparationHead.*at '2'.*maxsep\.grow.*maxsep\.fold"):
-        locate(model, classifier)
+SIGMOID = {
+    "sequential": nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()),
+    "outside": nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 3)), nn.Sigmoid()),
+    "behind": nn.Sequential(nn.Linear(4, 3), nn.Dropout(), nn.Sigmoid()),
+    "attribute": Named(gate=nn.Sigmoid(), fc=nn.Linear(4, 3), act=nn.Sigmoid()),
+}
+REFUSED = {
+    "no linear layer": (Named(conv=nn.Conv2d(3, 4, 3)), "none"),
+    "convolution": (nn.Sequential(nn.Linear(4, 4), nn.Conv2d(3, 4, 3)), "Conv2d"),
+    "head": (maxsep.attach(mlp()), "MaxSeparationHead.*at '2'"),
+    "one output": (nn.Linear(4, 1), "got 1"),
+    "tied": (tied(), r"'1'.*'0\.weight'"),
+    "lazy": (nn.Sequential(nn.LazyLinear(3)), "lazy"),
+    "computed": (nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3))), "computes its weight"),
+    "packed": (packed(), "uint8"),
+    "parallel": (nn.DataParallel(mlp()), "DataParallel"),
+    "compiled": (torch.compile(mlp()), "OptimizedModule"),
+    **{f"sigmoid, {name}": (model, "Sigmoid") for name, model in SIGMOID.items()},
+}
 
 
-def test_second_task_can_be_named_by_hand():
-    model = Named(task_a=nn.Linear(4, 3), task_b=nn.Linear(4, 2))
-    maxsep.attach(model, classifier="task_a")
-    maxsep.attach(model, classifier="task_b")
-    assert [path for path, _ in find_heads(model)] == ["task_a", "task_b"]
+@pytest.mark.parametrize("case", REFUSED)
+def test_layers_that_must_not_be_replaced(case):
+    refused(*REFUSED[case])
 
 
-def test_main_head_is_listed_before_auxiliary_ones():
-    model = Named(aux=MaxSeparationHead(4, 3), head=MaxSeparationHead(4, 3))
-    assert [path for path, _ in find_heads(model)] == ["head", "aux"]
+def test_layer_used_twice():
+    layer = nn.Linear(4, 4)
+    refused(nn.Sequential(layer, nn.ReLU(), layer), r"'0\.weight'", "2")
+
+
+def test_sigmoid_before_the_classifier_is_allowed():
+    assert paths(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 3))) == ["2"]

@@ -83,8 +83,8 @@ def test_protocol_of_distilled_models(name):
         maxsep.attach(model, CLASSES)
         after = model.forward_head(model.forward_features(x), pre_logits=True)
     torch.testing.assert_close(after, before)
-    given = model.get_classifier()
-    parts = given if isinstance(given, tuple | list) else [given]
+    classifier = model.get_classifier()
+    parts = classifier if isinstance(classifier, tuple | list) else [classifier]
     assert sum(isinstance(m, MaxSeparationHead) for part in parts for m in part.modules()) == 2
     model.reset_classifier(3)
     assert not find_heads(model)
@@ -133,12 +133,12 @@ def test_growth_follows():
 
 
 def test_model_without_classifier():
-    with pytest.raises(ValueError, match=r"get_classifier\(\) gives Identity.*num_classes=0.*reset_classifier"):
+    with pytest.raises(ValueError, match=r"get_classifier.*Identity"):
         maxsep.attach(make("resnet10t", num_classes=0), CLASSES)
 
 
 def test_convolution_as_classifier():
     with torch.device("meta"):
         model = timm.create_model("dla34")
-    with pytest.raises(ValueError, match="classifier at 'fc' is a convolution"):
+    with pytest.raises(ValueError, match=r"'fc'.*Conv2d"):
         maxsep.attach(model)

@@ -13,7 +13,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 import maxsep
 from maxsep import MaxSeparationHead
-from maxsep.surgery import find_heads, locate
+from maxsep.surgery import find_heads
 
 CLASSES = 7
 
@@ -80,21 +80,23 @@ def test_inception_auxiliary_head_is_swapped():
 
 def test_googlenet_without_auxiliary_heads():
     with torch.device("meta"):
-        model = zoo.googlenet(init_weights=False, aux_logits=False)
-    assert [path for path, _ in locate(model)] == ["fc"]
+        model = maxsep.attach(zoo.googlenet(init_weights=False, aux_logits=False))
+    assert [path for path, _ in find_heads(model)] == ["fc"]
 
 
-def test_squeezenet_is_refused_because_its_classifier_is_a_convolution():
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (zoo.squeezenet1_1, r"classifier\.1.*Conv2d"),
+        (lambda: zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None),
+         "FasterRCNN.*cls_score.*1024 -> 91"),
+    ],
+    ids=["convolution", "detection"],
+)  # fmt: skip
+def test_models_without_a_linear_classifier_are_refused(build, message):
     with torch.device("meta"):
-        model = zoo.squeezenet1_1()
-    with pytest.raises(ValueError, match=r"classifier at 'classifier\.1' is a convolution.*put an nn\.Linear"):
-        maxsep.attach(model)
-
-
-def test_detection_models_have_no_single_classifier():
-    with torch.device("meta"):
-        model = zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None)
-    with pytest.raises(ValueError, match=r"no single classifier found in FasterRCNN(.|\n)*cls_score': 1024 -> 91"):
+        model = build()
+    with pytest.raises(ValueError, match=message):
         maxsep.attach(model)
 
 
@@ -110,6 +112,6 @@ def test_feature_extraction_by_symbolic_trace_keeps_working():
 
     model = maxsep.attach(zoo.resnet18(num_classes=5)).eval()
     x = torch.randn(1, 3, 32, 32)
-    found = create_feature_extractor(model, ["layer4", "fc"])(x)
-    assert found["layer4"].shape == (1, 512, 1, 1)
-    torch.testing.assert_close(found["fc"], model(x))
+    outputs = create_feature_extractor(model, ["layer4", "fc"])(x)
+    assert outputs["layer4"].shape == (1, 512, 1, 1)
+    torch.testing.assert_close(outputs["fc"], model(x))

@@ -1,19 +1,18 @@
-"""Put a head where the classifier was; the rest of the model does not notice."""
+"""Replace the classifier of a model by a head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from maxsep.checks import check_num_classes, check_radius
 from maxsep.heads import MaxSeparationHead
-from maxsep.surgery.follow import follow_num_classes, refuse_other_problems
 from maxsep.surgery.locate import locate
-from maxsep.surgery.tree import swap
 
-__all__ = ["attach", "replace_classifier"]
+__all__ = ["attach", "replace_classifier", "update_num_classes"]
 
 
 def attach(
@@ -21,28 +20,28 @@ def attach(
     num_classes: int | None = None,
     radius: float = 1.0,
     *,
+    class_order: Sequence[int] | Tensor | None = None,
     classifier: str | None = None,
     keep_weights: bool = False,
 ) -> nn.Module:
-    """Swap the classifier of a model for a MaxSeparationHead, in place, and return the model.
+    """Replace the classifier of a model by a MaxSeparationHead, in place, and return the model.
 
-    Works on torchvision, timm and transformers classifiers and on plain modules; auxiliary and distilled heads are all
-    swapped. Device, dtype, bias, train mode and requires_grad are kept; `num_classes` of a timm model and the labels in
-    a transformers config follow. A bare nn.Linear is not changed: its head is returned.
+    Works on torchvision, timm and transformers classifiers and on plain modules; auxiliary and distillation heads are
+    replaced too. Device, dtype, bias, train mode and requires_grad are kept; `num_classes` of a timm model and the
+    labels in a transformers config are updated. A bare nn.Linear is not changed: its head is returned.
 
     Args:
         model: The network; multi-label and regression models are refused.
-        num_classes: C, at least 2; None keeps the old number.
+        num_classes: C, at least 2; None keeps the number of classes.
         radius: Length of the class vectors.
-        classifier: Path of the layer (`"head.fc"`), where the model does not make it plain which one is meant.
+        class_order: A permutation; class `class_order[i]` takes column i of P. None is the identity.
+        classifier: Path of the layer (`"head.fc"`), if it is ambiguous.
         keep_weights: Take the trained layer over without changing a probability; the number of classes must stay.
 
-    Pitfall: build the optimiser afterwards, and wrap (DDP, compile) afterwards. Fusing or quantising code that looks
-    for nn.Linear must see `maxsep.fold(model)`. Hooks on the old layer stay with the old layer. A transformers model
-    goes to others as `maxsep.fold(model).save_pretrained(folder)`, which `from_pretrained` reads as usual and
-    `attach(..., keep_weights=True)` trains on; what save_pretrained writes of the unfolded model, from_pretrained
-    refuses because of its size.
+    Pitfall: build the optimiser and wrap the model (DDP, compile) afterwards. Code that looks for nn.Linear (fusing,
+    quantising) and `save_pretrained` need `maxsep.fold(model)`. Hooks on the old layer stay with the old layer.
 
+    >>> import torch
     >>> model = attach(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), num_classes=5)
     >>> model[2], model(torch.randn(2, 4)).shape
     (MaxSeparationHead(in_features=8, num_classes=5, radius=1), torch.Size([2, 5]))
@@ -51,59 +50,88 @@ def attach(
         check_num_classes(num_classes)
     check_radius(radius)
 
-    def head_for(linear: nn.Linear) -> nn.Module:
-        if not keep_weights:
-            return _fresh_head(linear, num_classes or linear.out_features, radius)
-        if num_classes not in (None, linear.out_features):
-            raise ValueError(
-                f"keep_weights=True takes over a layer of {linear.out_features} classes, got num_classes={num_classes}."
-                " Leave num_classes out, and add classes afterwards with maxsep.grow(model, new_classes)."
-            )
-        return MaxSeparationHead.from_linear(linear, radius)
+    def build(linear: nn.Linear) -> nn.Module:
+        if keep_weights:
+            if num_classes not in (None, linear.out_features):
+                message = f"num_classes must be {linear.out_features} with keep_weights=True, got {num_classes}"
+                raise ValueError(f"{message}: add classes afterwards with maxsep.grow")
+            return MaxSeparationHead.from_linear(linear, radius, class_order=class_order)
+        return MaxSeparationHead(
+            linear.in_features,
+            num_classes or linear.out_features,
+            radius,
+            linear.bias is not None,
+            class_order=class_order,
+            device=linear.weight.device,
+            dtype=linear.weight.dtype,
+        )
 
-    return replace_classifier(model, head_for, classifier)
+    return replace_classifier(model, build, classifier)
 
 
 def replace_classifier(
     model: nn.Module, build: Callable[[nn.Linear], nn.Module], classifier: str | None = None
 ) -> nn.Module:
-    """Swap the classifier of a model, and its auxiliary ones, for what `build` makes of them, in place.
+    """Replace the classifier of a model, and its auxiliary ones, by the results of `build`, in place.
 
-    The new layer is moved to the old one's device and dtype and takes its train mode; where the old weight or bias was
-    frozen, so is the new one. Given a bare nn.Linear, the new layer is returned.
+    The new layer gets the device, dtype and train mode of the old one; its weight or bias is frozen if the old one was.
+    If the model is a bare nn.Linear, the new layer is returned.
 
     Args:
         model: The network.
         build: Called with each nn.Linear; returns a module that maps (..., in_features) to (..., num_classes).
-        classifier: Path of the layer, where it is named by hand.
+        classifier: Path of the layer, if it is ambiguous.
 
     >>> from maxsep.heads import build
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))
     >>> replace_classifier(model, lambda old: build("scaled", old.in_features, old.out_features, radius=0.1))[1]
     ScaledHead(in_features=8, num_classes=3, radius=0.1)
     """
-    found = locate(model, classifier)
-    refuse_other_problems(model)
-    new = [_like(build(linear), linear) for _, linear in found]  # all built before any is put in place
+    layers = locate(model, classifier)
+    _check_problem_type(model)
+    heads = [_like(build(linear), linear) for _, linear in layers]  # an error in build leaves the model unchanged
     if isinstance(model, nn.Linear):
-        return new[0]
-    for (path, linear), head in zip(found, new, strict=True):
-        swap(model, path, head)
-        follow_num_classes(model, path, linear.out_features, getattr(head, "out_features", linear.out_features))
+        return heads[0]
+    for (path, linear), head in zip(layers, heads, strict=True):
+        model.set_submodule(path, head)
+        update_num_classes(model, path, linear.out_features, getattr(head, "out_features", linear.out_features))
     return model
 
 
-def _fresh_head(linear: nn.Linear, num_classes: int, radius: float) -> MaxSeparationHead:
-    weight, has_bias = linear.weight, linear.bias is not None
-    return MaxSeparationHead(
-        linear.in_features, num_classes, radius, has_bias, device=weight.device, dtype=weight.dtype
-    )
+def update_num_classes(model: nn.Module, path: str, old: int, new: int, *, keep_labels: bool = False) -> None:
+    """Update `num_classes` and `num_labels` of the modules above a classifier, and the labels in model.config.
+
+    Numbers that differed from the old number of classes are left alone. Labels get new names unless `keep_labels`.
+    """
+    if old == new:
+        return
+    parents = accumulate(path.split(".")[:-1], lambda prefix, name: f"{prefix}.{name}")
+    for module in (model, *map(model.get_submodule, parents)):
+        for name in ("num_classes", "num_labels"):
+            if vars(module).get(name) == old:
+                setattr(module, name, new)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "id2label") and getattr(config, "num_labels", old) in (None, old):
+        labels = dict(config.id2label or {}) if keep_labels else {}
+        config.num_labels = new
+        config.id2label = {index: labels.get(index, f"LABEL_{index}") for index in range(new)}
+        config.label2id = {name: index for index, name in config.id2label.items()}
+
+
+def _check_problem_type(model: nn.Module) -> None:
+    """Raise for multi-label and regression models: their losses depend on a common shift of the logits."""
+    config = getattr(model, "config", None)
+    problem = getattr(config, "problem_type", None)
+    if problem in ("multi_label_classification", "regression"):
+        raise ValueError(f"config.problem_type must be 'single_label_classification', got {problem!r}")
+    if getattr(config, "id2label", None) is not None and getattr(config, "num_labels", None) == 1:
+        raise ValueError("config.num_labels must be at least 2, got 1: a regression")
 
 
 def _like(new: nn.Module, linear: nn.Linear) -> nn.Module:
     new.to(linear.weight).train(linear.training)
     for name, parameter in new.named_parameters():
-        old = linear.bias if name == "bias" and isinstance(linear.bias, torch.Tensor) else linear.weight
+        old = linear.bias if name == "bias" and linear.bias is not None else linear.weight
         if not old.requires_grad:
             parameter.requires_grad_(False)
     return new

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from maxsep.checks import check_count
 from maxsep.heads import ETFHead, Head, MaxSeparationHead
-from maxsep.surgery.follow import follow_num_classes
-from maxsep.surgery.growth import grow_rows
-from maxsep.surgery.locate import find_heads
-from maxsep.surgery.optimiser_state import carry_optimiser_state, check_can_carry
-from maxsep.surgery.own_parameters import ROWS, refuse_computed, refuse_shared
-from maxsep.surgery.tree import refuse_wrapped, swap
+from maxsep.ops import adjoint, separate
+from maxsep.surgery.attach import update_num_classes
+from maxsep.surgery.locate import find_heads, join, refuse_wrapped
 
 __all__ = ["grow"]
 
+Growable = MaxSeparationHead | ETFHead
+ROWS = ("weight", "bias")
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+
 
 def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.Optimizer | None = None) -> nn.Module:
-    """Make room for more classes: old labels keep their index, new ones are appended.
+    """Append classes: old classes keep their index and their logits.
 
-    A MaxSeparationHead gives the new classes logit 0 and leaves every old logit, and so the argmax among the old
-    classes, as it was until it is trained on: the logits sum to zero, and zeros do not change that. It is fold, then
-    zero rows, then `from_linear`: an ordinary head at the same radius, which can grow again. An ETFHead takes the new
-    classes from its reserved vertices; there the old logits stay, and the new ones say where those vertices are.
+    In a MaxSeparationHead the new classes start with logit 0. This is fold, then zero rows, then `from_linear`: the
+    logits sum to zero, and zeros do not change that. New classes take the last columns of P. An ETFHead takes the new
+    classes from its reserved vertices, so that their logits are not 0.
 
-    A model is changed in place and returned, all its heads together, and its number of classes and labels follow; a
-    bare head is left alone and a new one returned.
+    A model is changed in place and returned: all its heads grow, and its number of classes and labels are updated. A
+    bare head is not changed: a new one is returned.
 
     Args:
-        model_or_head: A model with a MaxSeparationHead or ETFHead, or such a head itself.
-        new_classes: How many classes are added, at least 1.
-        optimiser: SGD, Adam or AdamW that trains it: it is pointed to the new parameters and keeps its momentum.
+        model_or_head: A model with a MaxSeparationHead or ETFHead, or such a head.
+        new_classes: Number of classes to append, at least 1.
+        optimiser: SGD, Adam or AdamW that trains it. It gets the new parameters and keeps its state: momentum is mapped
+            like the weight; Adam's second moments are kept and start at their mean over classes in new rows.
 
-    Pitfall: without `optimiser=`, an optimiser that exists goes on training the old parameters; build a new one.
+    Pitfall: without `optimiser=`, an existing optimiser continues to train the old parameters; build a new one.
 
     >>> head, x = MaxSeparationHead(8, 3), torch.randn(2, 8)
     >>> grown = grow(head, 2)
@@ -42,86 +48,96 @@ def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.O
     """
     check_count("new_classes", new_classes)
     if not isinstance(model_or_head, nn.Module):
-        raise TypeError(f"grow takes a model or a head, got {type(model_or_head).__name__}. Pass an nn.Module.")
+        raise TypeError(f"model_or_head must be an nn.Module, got {type(model_or_head).__name__}")
     refuse_wrapped(model_or_head)
-    heads = find_heads(model_or_head)
-    _check_heads(model_or_head, heads)
-    with torch.inference_mode(False), torch.no_grad():  # what is made can be trained on, wherever the call stands
-        grown = _all_grown([head for _, head in heads], new_classes)
+    heads = _growable_heads(model_or_head)
+    if optimiser is not None:
+        _check_optimiser(optimiser, [head for _, head in heads])
+    # The result has full precision and can be trained, also when called under autocast or in inference mode.
+    no_autocast = torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False)
+    with torch.inference_mode(False), torch.no_grad(), no_autocast[0], no_autocast[1]:
+        grown = _grow_all([head for _, head in heads], new_classes)
         if optimiser is not None:
-            for _, head in heads:  # all before any is carried
-                check_can_carry(optimiser, head)
             for (_, head), new in zip(heads, grown, strict=True):
-                carry_optimiser_state(optimiser, head, new)
+                _carry_state(optimiser, head, new)
     if isinstance(model_or_head, Head):
         return grown[0]
     for (path, head), new in zip(heads, grown, strict=True):
         for place, module in list(model_or_head.named_modules(remove_duplicate=False)):
             if module is head:
-                swap(model_or_head, place, new)
-        follow_num_classes(model_or_head, path, head.num_classes, new.num_classes, keep_labels=True)
+                model_or_head.set_submodule(place, new)
+        update_num_classes(model_or_head, path, head.num_classes, new.num_classes, keep_labels=True)
     return model_or_head
 
 
-def _check_heads(model: nn.Module, heads: list[tuple[str, Head]]) -> None:
-    if not heads:
-        raise ValueError(
-            f"{type(model).__name__} has no head of maxsep to grow. "
-            "Use maxsep.attach(model, keep_weights=True) first, which changes no probability."
-        )
-    for path, head in heads:
+def _growable_heads(model: nn.Module) -> list[tuple[str, Growable]]:
+    heads: list[tuple[str, Growable]] = []
+    for path, head in find_heads(model):
         if not isinstance(head, MaxSeparationHead | ETFHead):
-            raise TypeError(
-                f"grow knows MaxSeparationHead, and ETFHead with reserved vertices, got {type(head).__name__}"
-                f"{f' at {path!r}' if path else ''}. Fold it and take it over with MaxSeparationHead.from_linear."
-            )
-        if isinstance(head, MaxSeparationHead):
-            refuse_computed(head, "grown")
-    refuse_shared(model, [head for _, head in heads], "grown")
-    if len({head.num_classes for _, head in heads}) > 1:
-        told = ", ".join(f"{path!r}: {head.num_classes} classes" for path, head in heads)
-        raise ValueError(
-            f"the heads of this model have different numbers of classes ({told}), so they do different tasks. "
-            "Grow the one that is meant and put it back: model.task = maxsep.grow(model.task, new_classes)."
-        )
-
-
-def _all_grown(heads: list[Head], new_classes: int) -> list[Head]:
-    grown = [_grown(head, new_classes) for head in heads]
-    first: dict[Tensor | None, Tensor | None] = {None: None}
-    for head, new in zip(heads, grown, strict=True):
+            raise TypeError(f"grow takes MaxSeparationHead and ETFHead, got {type(head).__name__} at {path!r}")
         for name in ROWS:
-            if name in new._parameters:  # what heads share stays shared
-                setattr(new, name, first.setdefault(getattr(head, name), getattr(new, name)))
+            if name not in head._parameters and isinstance(head, MaxSeparationHead):
+                raise ValueError(f"the head at {path!r} computes its {name}: remove the parametrization or mask first")
+        heads.append((path, head))
+    if not heads:
+        raise ValueError(f"{type(model).__name__} has no head of maxsep; maxsep.attach(model, keep_weights=True) first")
+    if len({head.num_classes for _, head in heads}) > 1:
+        sizes = ", ".join(f"{path!r}: {head.num_classes}" for path, head in heads)
+        raise ValueError(f"the heads must have the same number of classes, got {sizes}: grow one by itself")
+    _refuse_shared(model, [head for _, head in heads])
+    return heads
+
+
+def _refuse_shared(model: nn.Module, heads: list[Growable]) -> None:
+    """Raise if a module other than the heads uses one of their parameters."""
+    inside = {module for head in heads for module in head.modules()}
+    parameters = {id(parameter) for head in heads for parameter in head.parameters()}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in parameters and module not in inside:
+                raise ValueError(f"a head shares a parameter with {join(path, name)!r}, which cannot grow with it")
+
+
+def _grow_all(heads: list[Growable], new_classes: int) -> list[Growable]:
+    grown = [_grow_head(head, new_classes) for head in heads]
+    first: dict[nn.Parameter, nn.Parameter] = {}  # heads that share a parameter still do
+    for head, new in zip(heads, grown, strict=True):
+        for name, old in head.named_parameters(recurse=False):
+            parameter = new.get_parameter(name) if name in ROWS else old
+            parameter.requires_grad_(old.requires_grad)
+            setattr(new, name, first.setdefault(old, parameter))
     return grown
 
 
-def _grown(head: Head, new_classes: int) -> Head:
-    assert isinstance(head, MaxSeparationHead | ETFHead)
-    new = _grown_etf(head, new_classes) if isinstance(head, ETFHead) else _grown_maxsep(head, new_classes)
-    new.train(head.training)
-    for name, parameter in head.named_parameters():
-        new.get_parameter(name).requires_grad_(parameter.requires_grad)
-    return new
+def _grow_head(head: Growable, new_classes: int) -> Growable:
+    devices = {parameter.device for parameter in head.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)):  # the initial values are not used
+        new = _grow_etf(head, new_classes) if isinstance(head, ETFHead) else _grow_maxsep(head, new_classes)
+    return new.train(head.training)
 
 
-def _grown_maxsep(head: MaxSeparationHead, new_classes: int) -> MaxSeparationHead:
-    num_classes = head.num_classes + new_classes
+def _grow_maxsep(head: MaxSeparationHead, new_classes: int) -> MaxSeparationHead:
+    classes, order = head.num_classes + new_classes, head.class_order
+    if order is not None:
+        order = torch.cat([order, torch.arange(head.num_classes, classes, device=order.device)])
     new = type(head)(
-        head.in_features, num_classes, head.radius, head.bias is not None, device="meta", dtype=head.weight.dtype
-    ).to_empty(device=head.weight.device)  # nothing is drawn: the random state stays as it was
-    new.weight.copy_(grow_rows(head.weight, new_classes))
+        head.in_features,
+        classes,
+        head.radius,
+        head.bias is not None,
+        class_order=order,
+        device=head.weight.device,
+        dtype=head.weight.dtype,
+    )
+    new.weight.copy_(_grow_rows(head.weight, new_classes))
     if head.bias is not None and new.bias is not None:
-        new.bias.copy_(grow_rows(head.bias, new_classes))
+        new.bias.copy_(_grow_rows(head.bias, new_classes))
     return new
 
 
-def _grown_etf(head: ETFHead, new_classes: int) -> ETFHead:
+def _grow_etf(head: ETFHead, new_classes: int) -> ETFHead:
     if new_classes > head.reserved:
-        raise ValueError(
-            f"this ETFHead has {head.reserved} reserved vertices, got new_classes={new_classes}. Nothing is trained "
-            "after its features, so it can only grow into vertices that were kept: build it with reserved=... ."
-        )
+        raise ValueError(f"new_classes must be at most reserved={head.reserved} of this ETFHead, got {new_classes}")
     like = head.class_vectors()
     new = ETFHead(
         head.in_features,
@@ -135,7 +151,64 @@ def _grown_etf(head: ETFHead, new_classes: int) -> ETFHead:
         dtype=like.dtype,
     )
     if head.bias is not None and new.bias is not None:
-        new.bias[: head.num_classes].copy_(head.bias)
+        new.bias.copy_(_pad_zeros(head.bias, new_classes))
     if head.directions is not None:
-        new.directions = head.directions.clone()  # those it was trained with, wherever they came from
+        new.directions = head.directions.clone()
     return new
+
+
+def _grow_rows(rows: Tensor, new_classes: int) -> Tensor:
+    """Map rows of a weight or bias, (C-1, ...), to (C-1+n, ...): apply P, append zero rows, undo P."""
+    columns = rows.double().reshape(len(rows), -1).T  # (..., C-1)
+    logits = F.pad(separate(columns), (0, new_classes))
+    classes = logits.shape[-1]
+    grown = adjoint(logits, (classes - 1) / classes).T
+    return grown.reshape(-1, *rows.shape[1:]).to(rows.dtype)
+
+
+def _pad_zeros(rows: Tensor, new_classes: int) -> Tensor:
+    return torch.cat([rows, rows.new_zeros(new_classes, *rows.shape[1:])])
+
+
+def _pad_mean(rows: Tensor, new_classes: int) -> Tensor:
+    return torch.cat([rows, rows.mean(0, keepdim=True).expand(new_classes, *rows.shape[1:])])
+
+
+def _check_optimiser(optimiser: torch.optim.Optimizer, heads: list[Growable]) -> None:
+    if not isinstance(optimiser, torch.optim.Optimizer):
+        raise TypeError(f"optimiser must be a torch.optim.Optimizer, got {type(optimiser).__name__}")
+    trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    for head in heads:
+        parameters = list(head.parameters())
+        if parameters and not any(id(parameter) in trained for parameter in parameters):
+            raise ValueError(f"optimiser must train the head, got one without a parameter of {head}")
+        # L-BFGS keeps the state of all parameters under the first one
+        is_lbfgs = isinstance(optimiser, torch.optim.LBFGS)
+        has_state = bool(optimiser.state) if is_lbfgs else any(map(optimiser.state.get, parameters))
+        if has_state and not isinstance(optimiser, torch.optim.SGD | torch.optim.Adam):
+            kind = type(optimiser).__name__
+            raise TypeError(f"optimiser must be SGD, Adam or AdamW once it has state, got {kind}: build a new one")
+
+
+def _carry_state(optimiser: torch.optim.Optimizer, head: Growable, new: Growable) -> None:
+    """Replace the parameters of a head in an optimiser, with their state."""
+    first_moment: Callable[[Tensor, int], Tensor] = _pad_zeros if isinstance(head, ETFHead) else _grow_rows
+    new_classes = new.num_classes - head.num_classes
+
+    def grow_state(key: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and key in FIRST_MOMENTS:
+            return first_moment(value, new_classes)
+        if isinstance(value, Tensor) and key in SECOND_MOMENTS:
+            # not zero: the bias correction is over, and Adam would take its longest steps there
+            return _pad_mean(value, new_classes)
+        return value
+
+    for name in ROWS:
+        old, parameter = head._parameters.get(name), new._parameters.get(name)
+        if old is None or parameter is None:
+            continue
+        for group in optimiser.param_groups:
+            group["params"] = [parameter if p is old else p for p in group["params"]]
+        if old in optimiser.state:
+            state = optimiser.state.pop(old)
+            optimiser.state[parameter] = {key: grow_state(key, value) for key, value in state.items()}

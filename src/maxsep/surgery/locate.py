@@ -1,4 +1,4 @@
-"""Find the layer of a model that gives its logits, or say why none can be meant."""
+"""Find the layer of a model that computes its logits, and refuse layers that must not be replaced."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from maxsep.heads import Head
-from maxsep.surgery.tree import join, refuse_wrapped, submodule
-from maxsep.surgery.vet import vet
 
-__all__ = ["Found", "find_heads", "locate"]
+__all__ = ["Classifiers", "find_heads", "join", "locate", "refuse_wrapped", "unwrap"]
 
-Found = list[tuple[str, nn.Linear]]
-"""Classifiers of one model, each with its path; the first is the main one."""
+Classifiers = list[tuple[str, nn.Linear]]
+"""Paths and layers; the main classifier comes first."""
 
 NAMES = (
     "classifier",
@@ -29,126 +27,133 @@ NAMES = (
     "classification_head",
     "cls_classifier",
 )
-"""What libraries call the last part of a network."""
+"""Names that libraries give to the last part of a network."""
 
 AUXILIARY = re.compile(r"aux|head_dist$|dist_head$|.*distill", re.IGNORECASE)
-"""Path components of heads that are trained beside the main one: GoogLeNet's, Inception's, VOLO's, distilled ones."""
+"""Path components of additional heads: those of GoogLeNet, Inception and VOLO, and distillation heads."""
 
-LISTED = 20  # paths in one message
+LISTED = 10
+"""Most layers that an error lists."""
 
 
-def locate(model: nn.Module, classifier: str | None = None) -> Found:
-    """Find the classifier of a model, and the auxiliary and distilled ones that are trained beside it.
+def locate(model: nn.Module, classifier: str | None = None) -> Classifiers:
+    """Return the classifier of a model, followed by its auxiliary and distillation heads of the same width.
 
-    timm models say it themselves (`get_classifier`); transformers models keep it outside their base model; others are
-    recognised by the name of their last part (`fc`, `classifier`, `head`, ...), by being an nn.Sequential, or by having
-    one linear layer only. Nothing is guessed: where several layers could be meant, the error lists them.
+    timm models name it (`get_classifier`). transformers models keep it outside their base model. In other models it is
+    the last layer of an nn.Sequential, the last child if it has a usual name (`fc`, `classifier`, `head`, ...), or the
+    only linear layer. If several layers are possible, the error lists them.
 
     Args:
-        model: Any module; a bare nn.Linear is its own classifier, at path "".
-        classifier: Path of the layer, where it is named by hand; auxiliary heads are then left alone.
-
-    >>> locate(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
-    [('2', Linear(in_features=8, out_features=3, bias=True))]
+        model: Any module; the path of a bare nn.Linear is "".
+        classifier: Path of the layer; auxiliary heads are then left alone.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}. Pass the network itself.")
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     refuse_wrapped(model)
-    found = _by_hand(model, classifier) if classifier is not None else _by_itself(model)
-    for path, layer in found:
-        vet(model, path, layer)
-    return found
+    layers = _search(model) if classifier is None else _at_path(model, classifier)
+    for path, layer in layers:
+        _check_replaceable(model, path, layer)
+    return layers
 
 
 def find_heads(model: nn.Module) -> list[tuple[str, Head]]:
-    """List the heads of maxsep in a model with their paths, auxiliary ones last.
+    """List the heads of maxsep in a model with their paths, auxiliary heads last.
 
     >>> from maxsep import MaxSeparationHead
     >>> find_heads(nn.Sequential(MaxSeparationHead(4, 3)))
     [('0', MaxSeparationHead(in_features=4, num_classes=3, radius=1))]
     """
     heads = [(path, module) for path, module in model.named_modules() if isinstance(module, Head)]
-    return sorted(heads, key=lambda found: _is_auxiliary(found[0]))
+    return sorted(heads, key=lambda pair: _is_auxiliary(pair[0]))
 
 
-def _by_hand(model: nn.Module, classifier: str) -> Found:
-    if not isinstance(classifier, str):
-        raise TypeError(
-            f"classifier must be the path of a layer such as 'head.fc', got {type(classifier).__name__}. "
-            "Paths are those of model.named_modules()."
-        )
-    layer = submodule(model, classifier)
-    if layer is None:
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside DDP, DataParallel and torch.compile wrappers."""
+    while (inner := _wrapped(model)) is not None:
+        model = inner
+    return model
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Raise if the model is wrapped: wrappers keep references to the old parameters and code."""
+    if (inner := _wrapped(model)) is not None:
         raise ValueError(
-            f"classifier={classifier!r} names no layer of {type(model).__name__}. {_told(_linears(model, ''))}"
+            f"model must not be wrapped in {type(model).__name__}: change the {type(inner).__name__} first"
         )
+
+
+def join(*names: str) -> str:
+    """Join parts of a path, which may be empty."""
+    return ".".join(name for name in names if name)
+
+
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        module: nn.Module = model.module
+        return module
+    return model._modules.get("_orig_mod") if type(model).__name__ == "OptimizedModule" else None  # torch.compile
+
+
+def _at_path(model: nn.Module, path: str) -> Classifiers:
+    if not isinstance(path, str):
+        raise TypeError(f"classifier must be a path such as 'head.fc', got {type(path).__name__}")
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError:
+        raise ValueError(f"classifier={path!r} is not a path of this model; {_list(_linears(model))}") from None
     if isinstance(layer, Head):
-        raise ValueError(_already([(classifier, layer)]))
+        raise ValueError(_already([(path, layer)]))
+    if _is_conv(layer):
+        raise ValueError(_convolution(path, layer))
     if not isinstance(layer, nn.Linear):
-        raise ValueError(
-            f"classifier={classifier!r} names a {type(layer).__name__}, not an nn.Linear. "
-            + (_told(_linears(layer, classifier)) if not _is_conv(layer) else _conv_told(classifier, layer))
-        )
-    return [(classifier, layer)]
+        layers = _list(_linears(layer, path))
+        raise ValueError(f"classifier={path!r} must be an nn.Linear, got {type(layer).__name__}; {layers}")
+    return [(path, layer)]
 
 
-def _by_itself(model: nn.Module) -> Found:
-    heads = find_heads(model)
-    if heads:
+def _search(model: nn.Module) -> Classifiers:
+    if heads := find_heads(model):
         raise ValueError(_already(heads))
     if callable(getattr(model, "get_classifier", None)) and callable(getattr(model, "reset_classifier", None)):
-        main = _of_timm(model, "")
-    elif _is_transformers(model):
-        main = _of_transformers(model)
+        main = _timm(model)
+    elif hasattr(model, "base_model_prefix") and hasattr(getattr(model, "config", None), "id2label"):
+        main = _transformers(model)
     else:
-        main = _of_plain(model, "")
-    taken = {path for path, _ in main}
-    width = main[0][1].out_features
-    return main + [(p, x) for p, x in _auxiliary(model) if p not in taken and x.out_features == width]
+        main = _by_name(model)
+    paths, width = {path for path, _ in main}, main[0][1].out_features
+    return main + [(path, x) for path, x in _auxiliary(model) if path not in paths and x.out_features == width]
 
 
-def _of_timm(model: nn.Module, prefix: str) -> Found:
-    given = model.get_classifier()  # type: ignore[operator]
-    parts = given if isinstance(given, tuple | list) else [given]
+def _timm(model: nn.Module, prefix: str = "") -> Classifiers:
+    classifier = model.get_classifier()  # type: ignore[operator]
+    parts = classifier if isinstance(classifier, tuple | list) else [classifier]
     paths = {id(module): path for path, module in model.named_modules()}
-    found = [pair for part in parts for pair in _last_layers(part, join(prefix, paths[id(part)]))]
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no classifier: its get_classifier() gives {type(parts[0]).__name__}. "
-            "It was built with num_classes=0; call model.reset_classifier(num_classes) first."
-        )
-    return found
+    layers = [pair for part in parts for pair in _last_layers(part, join(prefix, paths[id(part)]))]
+    if not layers:
+        kind = type(parts[0]).__name__
+        raise ValueError(f"get_classifier() must return a linear layer, got {kind}: call reset_classifier first")
+    return layers
 
 
-def _is_transformers(model: nn.Module) -> bool:
-    return hasattr(model, "base_model_prefix") and hasattr(getattr(model, "config", None), "id2label")
-
-
-def _of_transformers(model: nn.Module) -> Found:
+def _transformers(model: nn.Module) -> Classifiers:
     name = type(model).__name__
     if "Classification" not in name:
-        raise ValueError(
-            f"{name} is not a classification model, so its last layer gives no class logits. "
-            "Use the ...ForImageClassification or ...ForSequenceClassification model, or name the layer with "
-            "classifier='path.to.layer'."
-        )
+        raise ValueError(f"model must be a classification model, got {name}; or pass classifier='path.to.layer'")
     inner = getattr(model, "timm_model", None)
     if isinstance(inner, nn.Module):
-        return _of_timm(inner, "timm_model")
-    outer = [
+        return _timm(inner, "timm_model")
+    children = [
         (path, child)
         for path, child in model.named_children()
         if path != model.base_model_prefix and not AUXILIARY.match(path)
     ]
-    named = [pair for path, child in outer if path in NAMES for pair in _last_layers(child, path)]
-    found = named or [pair for path, child in outer for pair in _last_layers(child, path)]
-    if len(found) != 1:
-        raise ValueError(f"no single classifier found in {name}. {_told(found or _linears(model, ''))}")
-    return found
+    named = [pair for path, child in children if path in NAMES for pair in _last_layers(child, path)]
+    layers = named or [pair for path, child in children for pair in _last_layers(child, path)]
+    return _single(model, layers or _linears(model))
 
 
-def _of_plain(module: nn.Module, path: str) -> Found:
-    """Search a module of unknown make; only its names and its order in nn.Sequential count as evidence."""
+def _by_name(module: nn.Module, path: str = "") -> Classifiers:
+    """Search a module of unknown origin by the names of its children and the order of nn.Sequential."""
     if isinstance(module, nn.Linear):
         return [(path, module)]
     children = [
@@ -158,20 +163,23 @@ def _of_plain(module: nn.Module, path: str) -> Found:
     ]
     if isinstance(module, nn.Sequential) and children:
         name, child = children[-1]
-        return _of_plain(child, join(path, name)) if not _is_conv(child) else _last_layers(child, join(path, name))
+        return _last_layers(child, join(path, name)) if _is_conv(child) else _by_name(child, join(path, name))
     named = [(name, child) for name, child in children if name in NAMES]
     if len(named) == 1 and named[0] == children[-1]:
-        found = _last_layers(named[0][1], join(path, named[0][0]))
-        if found:
-            return found
-    linears = _linears(module, path)
-    if len(linears) != 1:
-        raise ValueError(f"no single classifier found in {type(module).__name__}. {_told(linears)}")
-    return linears
+        name, child = named[0]
+        if layers := _last_layers(child, join(path, name)):
+            return layers
+    return _single(module, _linears(module, path))
 
 
-def _last_layers(module: nn.Module, path: str) -> Found:
-    """Return the last layer with parameters of a head-like module, of each one in an nn.ModuleList."""
+def _single(module: nn.Module, layers: Classifiers) -> Classifiers:
+    if len(layers) != 1:
+        raise ValueError(f"no single classifier in {type(module).__name__}; {_list(layers)}")
+    return layers
+
+
+def _last_layers(module: nn.Module, path: str) -> Classifiers:
+    """Return the last layer with parameters, if it is linear; of each child of an nn.ModuleList."""
     if isinstance(module, nn.ModuleList):
         return [pair for name, child in module.named_children() for pair in _last_layers(child, join(path, name))]
     owners = [
@@ -184,14 +192,14 @@ def _last_layers(module: nn.Module, path: str) -> Found:
         return []
     last_path, last = owners[-1]
     if _is_conv(last):
-        raise ValueError(_conv_told(last_path, last))
+        raise ValueError(_convolution(last_path, last))
     return [(last_path, last)] if isinstance(last, nn.Linear) else []
 
 
 def _auxiliary(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for path, module in model.named_modules():
-        above, _, name = path.rpartition(".")
-        if AUXILIARY.match(name) and not _is_auxiliary(above):
+        parent, _, name = path.rpartition(".")
+        if AUXILIARY.match(name) and not _is_auxiliary(parent):
             yield from _last_layers(module, path)
 
 
@@ -199,40 +207,59 @@ def _is_auxiliary(path: str) -> bool:
     return any(AUXILIARY.match(component) for component in path.split("."))
 
 
-def _linears(module: nn.Module, prefix: str) -> Found:
-    inside_attention = {
-        id(part.out_proj) for part in module.modules() if isinstance(part, nn.MultiheadAttention)
-    }  # a projection that happens to subclass nn.Linear
+def _linears(module: nn.Module, prefix: str = "") -> Classifiers:
+    # the output projection of attention is a subclass of nn.Linear, but no classifier
+    projections = {id(part.out_proj) for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
     return [
         (join(prefix, path), part)
         for path, part in module.named_modules()
-        if isinstance(part, nn.Linear) and id(part) not in inside_attention
+        if isinstance(part, nn.Linear) and id(part) not in projections
     ]
+
+
+def _check_replaceable(model: nn.Module, path: str, layer: nn.Linear) -> None:
+    """Raise if a layer shares, computes or packs its weight, or does not compute class logits."""
+    where = f"the classifier at {path!r}"
+    if isinstance(layer, nn.LazyLinear):
+        raise ValueError(f"{where} is a lazy layer without a size: run one batch through the model first")
+    if parametrize.is_parametrized(layer) or not isinstance(layer.weight, nn.Parameter):
+        raise ValueError(f"{where} computes its weight (weight norm, pruning): remove the parametrization first")
+    if layer.weight.shape != (layer.out_features, layer.in_features) or not layer.weight.is_floating_point():
+        raise ValueError(f"{where} has a packed or quantised weight of {layer.weight.dtype}, expected floating point")
+    if layer.out_features == 1:
+        raise ValueError(f"{where} must have at least 2 outputs, got 1: a regression or a binary score")
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (parameter is layer.weight or parameter is layer.bias) and name.rpartition(".")[0] != path:
+            raise ValueError(f"{where} shares its parameters with {name!r}; a head would untie them")
+    if _sigmoid_follows(model, path):
+        # a sigmoid per label depends on a common shift of the logits, which maximum separation removes
+        raise ValueError(f"{where} must give softmax logits, but a Sigmoid follows it")
+
+
+def _sigmoid_follows(model: nn.Module, path: str) -> bool:
+    """Return whether a Sigmoid is registered after the layer, or after a part that ends with it."""
+    while path:
+        path, _, name = path.rpartition(".")
+        children = list(model.get_submodule(path).named_children())
+        later = children[[child for child, _ in children].index(name) + 1 :]
+        if later:  # the layer is not the last one of this part, so the layers after it decide
+            return any(isinstance(child, nn.Sigmoid) for _, child in later)
+    return False
 
 
 def _is_conv(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
-def _conv_told(path: str, layer: nn.Module) -> str:
-    return (
-        f"The classifier at {path!r} is a convolution, {layer}; the head takes vectors. "
-        "Pool and flatten before it and put an nn.Linear in its place first."
-    )
+def _convolution(path: str, layer: nn.Module) -> str:
+    return f"the classifier at {path!r} must be an nn.Linear, got the convolution {layer}"
 
 
 def _already(heads: list[tuple[str, Head]]) -> str:
-    told = ", ".join(f"{head} at {path!r}" for path, head in heads)
-    return (
-        f"the model already has {told}. For more classes use maxsep.grow(model, new_classes); for another head take "
-        "model = maxsep.fold(model) first."
-    )
+    listed = ", ".join(f"{head} at {path!r}" for path, head in heads)
+    return f"the model already has {listed}: use maxsep.grow for more classes, maxsep.fold before another head"
 
 
-def _told(linears: Found) -> str:
-    if not linears:
-        return "It has no nn.Linear. Add one with one output per class, or build MaxSeparationHead into the model."
-    lines = [f"  {path!r}: {layer.in_features} -> {layer.out_features}" for path, layer in linears]
-    if len(lines) > LISTED:
-        lines = [f"  ... {len(lines) - LISTED} more before these", *lines[-LISTED:]]
-    return "Name one with classifier='path.to.layer'; linear layers:\n" + "\n".join(lines)
+def _list(layers: Classifiers) -> str:
+    listed = ", ".join(f"{path!r} ({layer.in_features} -> {layer.out_features})" for path, layer in layers[-LISTED:])
+    return f"pass classifier='path.to.layer'; last linear layers: {listed or 'none'}"

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from maxsep.durable import sha256_of
+from maxsep.files import sha256_of
 from maxsep.lab.data.checksums import SUMS, record, verify
 
 

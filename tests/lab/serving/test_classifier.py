@@ -8,13 +8,13 @@ import torch
 
 import maxsep
 from maxsep import detect
+from maxsep.files import write_folder
 from maxsep.lab.data import load, prepare
 from maxsep.lab.engine import load_model, load_run, train
 from maxsep.lab.engine.calibration import SCORES
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.serving import export, open_classifier
 from maxsep.lab.spec import Execution, RunSpec
-from maxsep.surgery.whole_folder import write_folder
 
 IMAGES = load("digits").test.images[:50]
 

@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from maxsep.durable import sync_folder
+from maxsep.files import sync_folder
 from maxsep.lab.data.checksums import record
 from maxsep.lab.data.lock import locked
 

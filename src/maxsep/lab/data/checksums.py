@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from maxsep.durable import replace_file, sha256_of
+from maxsep.files import replace_file, sha256_of
 
 SUMS = "SHA256SUMS"
 """Kept in the format of the sha256sum command: `sha256sum -c SHA256SUMS` checks a folder by hand."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maxsep.durable import replace_file, sync_file
+from maxsep.files import replace_file, sync_file
 from maxsep.lab.data.decode import decode, warn_of_reduced
 from maxsep.lab.data.imageset import ImageSet, labels_of
 from maxsep.lab.data.lock import locked

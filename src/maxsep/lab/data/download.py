@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from maxsep.durable import sync_file, sync_folder
+from maxsep.files import sync_file, sync_folder
 from maxsep.lab.data.lock import locked
 
 Progress = Callable[[int, int], None]

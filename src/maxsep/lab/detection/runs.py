@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maxsep.detect import ODIN
-from maxsep.durable import replace_file
+from maxsep.files import replace_file
 from maxsep.lab.data import Data, ImageSet, prepare
 from maxsep.lab.detection.distances import Distances, fit_distances
 from maxsep.lab.detection.judge import SCHEMA, Wish, full_precision, judge

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsep.durable import sync_folder, write_file
+from maxsep.files import sync_folder, write_file
 
 KEEP = 2
 _MANIFEST = "MANIFEST.json"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsep.durable import replace_file
+from maxsep.files import replace_file
 from maxsep.lab.data import Data, ImageSet, limit, load_outliers, parse_open_set
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from maxsep.durable import replace_file
+from maxsep.files import replace_file
 from maxsep.lab.engine.checkpoint import clean
 from maxsep.lab.spec import RunSpec
 

@@ -92,10 +92,10 @@ def _take_over(backbone: nn.Module, name: str, num_outputs: int) -> External:
     try:
         replace_classifier(backbone, take_off)
         if len(widths) > 1:
-            raise ValueError(f"it has {len(widths)} of them, auxiliary or distilled ones included.")
+            raise ValueError(f"it has {len(widths)} of them, auxiliary or distilled ones included")
     except ValueError as error:
         raise ValueError(
-            f"{name} does not end in one linear classifier, so it cannot carry another head: {error} "
+            f"{name} does not end in one linear classifier, so it cannot carry another head: {error}. "
             "Use a model such as torchvision/resnet18 or timm/resnet18."
         ) from error
     return External(backbone, widths[0], num_outputs)

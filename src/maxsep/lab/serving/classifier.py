@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maxsep.files import verify_folder
 from maxsep.lab.engine import load_model, load_run
 from maxsep.lab.engine.calibration import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.networks import Shape
 from maxsep.lab.spec import RunSpec
 from maxsep.surgery import fold, load
-from maxsep.surgery.persist import DESCRIPTION, WEIGHTS
-from maxsep.surgery.whole_folder import verify_folder
+from maxsep.surgery.save import DESCRIPTION, WEIGHTS
 
 ONNX = "model.onnx"
 DEVICES = ("auto", "cpu", "cuda")

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from maxsep import __version__
+from maxsep.files import write_folder
 from maxsep.lab.data.decode import COLOURS
 from maxsep.lab.engine import RunResult, load_model, load_run
 from maxsep.lab.networks import Shape
 from maxsep.lab.serving.classifier import ONNX, open_onnx
 from maxsep.surgery import fold, save
-from maxsep.surgery.persist import DESCRIPTION
-from maxsep.surgery.whole_folder import write_folder
+from maxsep.surgery.save import DESCRIPTION
 
 TOLERANCE = 1e-5
 """How far the logits of an ONNX file may be from those of the run, relative to the largest one if that is above 1."""

@@ -1,0 +1,227 @@
+"""Save a model as weights in safetensors and a description in JSON, with a checksum for each, and load it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maxsep.files import verify_folder, write_folder
+from maxsep.heads import Head, MaxSeparation
+from maxsep.surgery.locate import find_heads, unwrap
+
+__all__ = ["DESCRIPTION", "WEIGHTS", "Metadata", "load", "save"]
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "maxsep.json"
+OPTIONS = ("normalise", "reserved", "rotation")
+"""Options of heads that change the logits and are not in the tensors."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What was saved with the weights."""
+
+    labels: tuple[str, ...] | None
+    """Names of the classes, in the order of the logits."""
+    radius: float | None
+    """Radius of the main head; None for a model without one, such as a folded model."""
+    preprocessing: Any
+    threshold: float | None
+    """Detection score below which an input counts as unknown."""
+    extra: Any
+    maxsep_version: str
+    torch_version: str
+
+
+def save(
+    model: nn.Module,
+    folder: str | PathLike[str],
+    *,
+    labels: Sequence[str] | None = None,
+    preprocessing: Any = None,
+    threshold: float | None = None,
+    extra: Any = None,
+) -> Path:
+    """Write a model to a folder: `model.safetensors`, `maxsep.json` and `MANIFEST.json` with their SHA-256.
+
+    The folder appears as a whole or not at all, and an earlier save is replaced only by a complete one. No pickle is
+    involved: loading runs no code. Tied weights are stored once.
+
+    Args:
+        model: The network, with heads or folded; DDP and torch.compile wrappers are removed.
+        folder: Where to write; it may hold an earlier save, but nothing else.
+        labels: One name per class, in the order of the logits.
+        preprocessing: Anything JSON can hold: sizes, means, the name of a tokenizer.
+        threshold: Detection score below which an input counts as unknown.
+        extra: Anything else JSON can hold, such as how to build the network.
+
+    >>> import tempfile
+    >>> from maxsep import MaxSeparationHead
+    >>> folder = save(MaxSeparationHead(4, 3), tempfile.mkdtemp() + "/head", labels=["cat", "dog", "owl"])
+    >>> load(folder, MaxSeparationHead(4, 3)).labels
+    ('cat', 'dog', 'owl')
+    """
+    from maxsep import __version__
+
+    safetensors = _safetensors()
+    inner = _checked_model(model)
+    for name, tensor in _tensors(inner).items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} must have values to be saved, got a tensor on the meta device")
+    heads = _describe_heads(inner)
+    description = {
+        "labels": _checked_labels(labels, heads),
+        "radius": next((head["radius"] for head in heads.values()), None),
+        "preprocessing": preprocessing,
+        "threshold": _checked_threshold(threshold),
+        "extra": extra,
+        "heads": heads,
+        "maxsep_version": __version__,
+        "torch_version": torch.__version__,
+    }
+    try:
+        text = json.dumps(description, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"preprocessing and extra must be made of what JSON can hold: {error}") from error
+
+    def write(temporary: Path) -> None:
+        safetensors.save_model(inner, str(temporary / WEIGHTS))
+        (temporary / DESCRIPTION).write_text(text, encoding="utf-8")
+        # safetensors makes its file readable by its owner alone
+        (temporary / WEIGHTS).chmod((temporary / DESCRIPTION).stat().st_mode)
+
+    write_folder(Path(folder), write)
+    return Path(folder)
+
+
+def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
+    """Load a folder written by `save` into a model, in place, and return what was saved with it.
+
+    The model must have the form in which it was saved: with its heads, or folded. Everything is checked before anything
+    is copied, so that a refused load leaves the model unchanged.
+
+    Args:
+        folder: A folder written by `save`.
+        model: The same network, with heads of the same kind, size and radius.
+
+    Raises:
+        FileNotFoundError: The folder or one of its files is missing.
+        ValueError: A file is damaged, or the model does not fit.
+
+    >>> import tempfile
+    >>> from maxsep import MaxSeparationHead
+    >>> head, other, x = MaxSeparationHead(4, 3), MaxSeparationHead(4, 3), torch.randn(2, 4)
+    >>> _ = load(save(head, tempfile.mkdtemp() + "/head"), other)
+    >>> torch.equal(other(x), head(x))
+    True
+    """
+    safetensors = _safetensors()
+    inner, path = _checked_model(model), Path(folder)
+    verify_folder(path, (WEIGHTS, DESCRIPTION))
+    description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+    _check_heads(description.pop("heads"), _describe_heads(inner))
+    state = safetensors.load_file(path / WEIGHTS)
+    _restore_tied(state, _tensors(inner))
+    _check_tensors(state, _tensors(inner))
+    inner.load_state_dict(state, strict=False)  # strict would refuse views of other tensors, which are not stored
+    labels = description.pop("labels")
+    return Metadata(labels=None if labels is None else tuple(labels), **description)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError('save and load need safetensors: pip install "maxsep[save]"') from error
+    return safetensors.torch
+
+
+def _checked_model(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    return unwrap(model)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the state dict must hold tensors only, got {type(value).__name__} in {name!r}")
+    return state
+
+
+def _describe_heads(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what the tensors do not tell, by path; the main head comes first."""
+    matrices = [(path, module) for path, module in model.named_modules() if isinstance(module, MaxSeparation)]
+    heads: list[tuple[str, Head | MaxSeparation]] = [*find_heads(model), *matrices]
+    return {path: _describe_head(head) for path, head in heads}
+
+
+def _describe_head(head: Head | MaxSeparation) -> dict[str, Any]:
+    options = {name: getattr(head, name) for name in OPTIONS if hasattr(head, name)}
+    return {"kind": type(head).__name__, "num_classes": head.num_classes, "radius": head.radius, **options}
+
+
+def _check_heads(saved: dict[str, dict[str, Any]], current: dict[str, dict[str, Any]]) -> None:
+    for path in sorted(saved.keys() | current.keys()):
+        was, now = saved.get(path, {"kind": "no head"}), current.get(path, {"kind": "no head"})
+        for name in (*was, *now):
+            if was.get(name) != now.get(name):
+                raise ValueError(f"the head at {path!r} must have {name} {was.get(name)}, got {now.get(name)}")
+
+
+def _restore_tied(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Add tensors that are tied in the model and therefore stored once."""
+    names = {(_memory(tensor), tensor.shape): name for name, tensor in expected.items() if name in state}
+    for name, tensor in expected.items():
+        if name not in state and tensor.numel() and (_memory(tensor), tensor.shape) in names:
+            state[name] = state[names[_memory(tensor), tensor.shape]]
+
+
+def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare names, shapes and class orders of a saved model with those of the model to load it into."""
+    stored = {_memory(expected[name]) for name in state if name in expected}
+    for name, tensor in expected.items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} is on the meta device: call model.to_empty(device=...) first")
+        if name not in state and not (tensor.numel() and _memory(tensor) in stored):
+            raise ValueError(f"{name!r} of this model is missing in the saved one")
+    for name, tensor in state.items():
+        if name not in expected:
+            raise ValueError(f"{name!r} of the saved model is not in this one")
+        if tensor.shape != expected[name].shape:
+            raise ValueError(f"{name!r} must have shape {tuple(tensor.shape)}, got {tuple(expected[name].shape)}")
+        if name.split(".")[-1] == "class_order" and not torch.equal(tensor, expected[name].cpu()):
+            raise ValueError(f"{name!r} of this model is not the saved class order")
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _checked_labels(labels: Sequence[str] | None, heads: dict[str, dict[str, Any]]) -> list[str] | None:
+    if labels is None:
+        return None
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise TypeError(f"labels must be a list of strings, one per class, got {labels!r}")
+    num_classes = next((head["num_classes"] for head in heads.values()), len(labels))
+    if len(labels) != num_classes:
+        raise ValueError(f"labels must be {num_classes} names, one per class, got {len(labels)}")
+    return list(labels)
+
+
+def _checked_threshold(threshold: float | None) -> float | None:
+    if threshold is None:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
+    if not math.isfinite(threshold):
+        raise ValueError(f"threshold must be finite, got {threshold}")
+    return float(threshold)
