@@ -45,7 +45,7 @@ def test_folding_and_taking_over_again_gives_the_head_back(num_classes, width, r
 def test_taking_a_layer_over_changes_no_probability(num_classes, width, radius, seed):
     torch.manual_seed(seed)
     layer, x = nn.Linear(width, num_classes).double(), torch.randn(20, width).double()
-    back = maxsep.fold(maxsep.attach(layer, radius=radius, keep_weights=True))
+    back = maxsep.fold(maxsep.attach(layer, num_classes, radius, keep_weights=True))
     torch.testing.assert_close(back(x).softmax(-1), layer(x).softmax(-1), rtol=1e-12, atol=1e-12)
     assert torch.equal(back(x).argmax(-1), layer(x).argmax(-1))
 

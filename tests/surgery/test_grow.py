@@ -44,14 +44,6 @@ def test_it_is_fold_then_zero_rows_then_from_linear(num_classes, more, seed):
     torch.testing.assert_close(grown.bias, expected.bias, rtol=0, atol=1e-12)
 
 
-@given(CLASSES, MORE, MORE)
-def test_growing_twice_is_growing_once(num_classes, first, second):
-    head = MaxSeparationHead(6, num_classes).double()
-    twice, once = grow(grow(head, first), second), grow(head, first + second)
-    torch.testing.assert_close(twice.weight, once.weight, rtol=0, atol=1e-12)
-    torch.testing.assert_close(twice.bias, once.bias, rtol=0, atol=1e-12)
-
-
 def test_new_classes_are_appended_to_the_class_order():
     head, x = MaxSeparationHead(6, 4, class_order=[3, 1, 0, 2]).double(), torch.randn(5, 6).double()
     model = grow(nn.Sequential(head), 2)
@@ -89,13 +81,6 @@ def test_model_is_changed_in_place_and_a_bare_head_is_not():
     assert head.num_classes == 3
 
 
-def test_head_at_two_places_stays_one():
-    head = MaxSeparationHead(4, 3)
-    model = grow(nn.ModuleList([head, head]), 2)
-    assert model[0] is model[1]
-    assert model[0].num_classes == 5
-
-
 @pytest.mark.parametrize("normalise", [False, True])
 def test_etf_grows_into_its_reserved_vertices(normalise):
     torch.manual_seed(0)
@@ -110,22 +95,6 @@ def test_etf_grows_into_its_reserved_vertices(normalise):
     assert not grown.training
     with pytest.raises(ValueError, match="new_classes"):
         grow(head, 4)
-
-
-def test_training_after_growth_learns_the_new_class():
-    torch.manual_seed(0)
-    y = torch.arange(80) % 4
-    x = nn.functional.one_hot(y, 6).float() * 3 + 0.5 * torch.randn(80, 6)
-    old = y < 3
-    head = MaxSeparationHead(6, 3)
-    optimiser = torch.optim.SGD(head.parameters(), lr=0.3, momentum=0.9)
-    for _ in range(50):
-        descend(optimiser, lambda: nn.functional.cross_entropy(head(x[old]), y[old]))
-    head = grow(head, 1, optimiser=optimiser)
-    assert (head(x[old])[:, :3].argmax(-1) == y[old]).float().mean() > 0.95
-    for _ in range(50):
-        descend(optimiser, lambda: nn.functional.cross_entropy(head(x), y))
-    assert (head(x).argmax(-1) == y).float().mean() > 0.95
 
 
 def descend(optimiser: torch.optim.Optimizer, loss) -> float:
@@ -239,13 +208,15 @@ def test_other_optimisers_with_state_are_refused_before_anything_changes(kind):
     assert optimiser.param_groups[0]["params"][2] is head.weight
 
 
-def test_heads_that_share_a_weight_still_share_it():
+def test_shared_heads_and_weights_stay_shared():
     heads, x = nn.ModuleList(MaxSeparationHead(6, 5) for _ in range(2)), torch.randn(3, 6)
     heads[1].weight = heads[0].weight
+    heads.append(heads[0])
     optimiser = torch.optim.SGD(heads.parameters(), lr=0.1, momentum=0.9)
     descend(optimiser, lambda: sum(head(x).square().sum() for head in heads))
     before = [head(x) for head in heads]
     grow(heads, 2, optimiser=optimiser)
+    assert heads[0] is heads[2]
     assert heads[0].weight is heads[1].weight
     assert heads[0].bias is not heads[1].bias
     assert optimiser.param_groups[0]["params"] == list(heads.parameters())
