@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 
 import torch
+from maxsep.ops.dispatch import _dense_is_faster
 from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, __version__, separate, simplex
 from maxsep.lab.bench import alternate, spread_of
 from maxsep.lab.engine.provenance import hardware
-from maxsep.ops.dispatch import _dense_is_faster
 from maxsep.simplex import coefficients
 
 BATCH, FEATURES = 128, 512

@@ -20,6 +20,12 @@ import sys
 from pathlib import Path
 
 import torch
+from maxsep.ops.adjoint_pair import padded_empty
+from maxsep.ops.householder import householder_adjoint, separate_householder
+from maxsep.ops.padding import padded_op
+from maxsep.ops.row_plan import Tile
+from maxsep.ops.scan import separate_adjoint, separate_scan
+from maxsep.ops.triton_scan import adjoint_op, separate_op
 from record import Record, say
 from torch import nn
 from torch.nn import functional as F
@@ -27,12 +33,6 @@ from torch.nn import functional as F
 from maxsep import MaxSeparationHead, separate, simplex
 from maxsep.losses import fused_cross_entropy
 from maxsep.ops import triton_householder, triton_scan
-from maxsep.ops.adjoint_pair import padded_empty
-from maxsep.ops.householder import householder_adjoint, separate_householder
-from maxsep.ops.padding import padded_op
-from maxsep.ops.row_plan import Tile
-from maxsep.ops.scan import separate_adjoint, separate_scan
-from maxsep.ops.triton_scan import adjoint_op, separate_op
 
 BATCH, FEATURES, GROWTH_BATCH = 1024, 2048, 256
 SIZES = (100_000, 10_000, 1_000_000, 32_768)

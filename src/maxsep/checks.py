@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 Reduction = Literal["mean", "sum", "none"]
-Basis = Literal["recursive", "householder"]
-"""The coordinates of the simplex: the paper's, or those of a Householder reflection (`maxsep.simplex`)."""
 IGNORED = -100
 """The label of samples that do not count; torch's losses use the same number."""
 
@@ -62,14 +60,6 @@ def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[floa
 def check_smoothing(label_smoothing: Any) -> float:
     """Return a label smoothing, from 0 to 1."""
     return check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda value: 0 <= value <= 1)
-
-
-def check_basis(basis: Any) -> Basis:
-    """Return one of the two bases of the simplex."""
-    if basis not in get_args(Basis):
-        raise ValueError(f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}")
-    valid: Basis = basis
-    return valid
 
 
 def check_reduction(reduction: Any) -> Reduction:

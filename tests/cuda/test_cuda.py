@@ -3,12 +3,12 @@
 import pytest
 import torch
 from contract import check_head
+from maxsep.ops.scan import separate_scan
 from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, heads, separate, simplex
 from maxsep.ops import cache
-from maxsep.ops.scan import separate_scan
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

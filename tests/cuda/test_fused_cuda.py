@@ -4,15 +4,15 @@ import sys
 
 import pytest
 import torch
+from maxsep.ops.fused import passes
+from maxsep.ops.fused.chunks import most_bytes
+from maxsep.ops.fused.in_place import gradients_in_place
 from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead
 from maxsep.heads import ScaledHead
 from maxsep.losses import fused_cross_entropy
-from maxsep.ops.fused import passes
-from maxsep.ops.fused.chunks import most_bytes
-from maxsep.ops.fused.in_place import gradients_in_place
 
 joined = pytest.importorskip("maxsep.ops.fused.joined", reason="no Triton for this platform")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -4,13 +4,6 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
-from torch.library import CustomOpDef
-from torch.nn import functional as F
-
-from maxsep import MaxSeparation, MaxSeparationHead, separate
-from maxsep.losses import fused_cross_entropy
-from maxsep.ops import eager, layer_node, linear
 from maxsep.ops.adjoint_pair import padded_empty
 from maxsep.ops.householder import householder_adjoint, separate_householder
 from maxsep.ops.linear import separate_linear
@@ -19,6 +12,13 @@ from maxsep.ops.row_cross_entropy import row_cross_entropy
 from maxsep.ops.scan import separate_adjoint, separate_scan
 from maxsep.ops.triton_householder import householder_adjoint_op, householder_op
 from maxsep.ops.triton_scan import adjoint_op, separate_op
+from torch import nn
+from torch.library import CustomOpDef
+from torch.nn import functional as F
+
+from maxsep import MaxSeparation, MaxSeparationHead, separate
+from maxsep.losses import fused_cross_entropy
+from maxsep.ops import eager, layer_node, linear
 
 pytestmark = [
     pytest.mark.cuda,

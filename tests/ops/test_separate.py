@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maxsep.ops.scan import separate_adjoint, separate_scan
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from maxsep import MaxSeparation, separate, simplex
 from maxsep.ops import cache
-from maxsep.ops.scan import separate_adjoint, separate_scan
 
 IMPLS = ["dense", "scan", "auto"]
 

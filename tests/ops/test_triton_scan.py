@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from maxsep.ops.dispatch import _choose
+from maxsep.ops.row_plan import Tile
+from maxsep.ops.scan import separate_adjoint, separate_scan
+from maxsep.ops.triton_scan import adjoint_op, separate_op, separate_rows
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from maxsep import MaxSeparation, separate, simplex
 from maxsep.ops import row_plan, triton_scan
-from maxsep.ops.dispatch import _choose
-from maxsep.ops.row_plan import Tile
-from maxsep.ops.scan import separate_adjoint, separate_scan
-from maxsep.ops.triton_scan import adjoint_op, separate_op, separate_rows
 
 pytest.importorskip("triton", reason="no Triton for this platform")
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,34 +23,29 @@ def command(
     draw: Annotated[
         Path | None, typer.Option(help="Draw the class vectors of 3 or 4 classes to this SVG file.")
     ] = None,
-    basis: Annotated[
-        Literal["recursive", "householder"], typer.Option(help="The paper's, or the same simplex turned.")
-    ] = "recursive",
     as_json: Json = False,
 ) -> None:
     """Show the matrix, the angle between any two classes, and how exact both are."""
     from maxsep import simplex
     from maxsep.simplex import certify
 
-    if basis == "recursive":
-        _check_memory(classes)
-    certificate = certify(classes, basis=basis)
+    _check_memory(classes)
+    certificate = certify(classes)
     if draw is not None:
-        _draw(classes, draw, basis)
+        _draw(classes, draw)
     angle = math.degrees(math.acos(-1 / (classes - 1)))
     if as_json:
-        told = {"num_classes": classes, "basis": basis, "angle": angle, "norm_error": certificate.norm}
+        told = {"num_classes": classes, "angle": angle, "norm_error": certificate.norm}
         told |= {"cosine_error_times_k": certificate.cosine, "mean_error": certificate.mean}
         typer.echo(json.dumps(told))
         return
     typer.echo(f"{classes} classes, {classes - 1} outputs: any two class vectors are {angle:.4f} degrees apart.")
     if classes <= SHOWN:
-        for row in simplex(classes, basis=basis).tolist():
+        for row in simplex(classes).tolist():
             typer.echo("  " + "  ".join(f"{value:8.5f}" if value else f"{'0':>8}" for value in row))
     else:
         dense, kept = format_bytes(4 * classes * (classes - 1)), format_bytes(8 * classes)
-        coefficients = f"its two coefficient vectors take {kept}" if basis == "recursive" else "it is three numbers"
-        typer.echo(f"  dense it would take {dense}; {coefficients}.")
+        typer.echo(f"  dense it would take {dense}; its two coefficient vectors take {kept}.")
     typer.echo(
         f"  errors in float64: of squared norms {certificate.norm:.0e}, of the mean {certificate.mean:.0e}, of cosines "
         f"{certificate.cosine:.0e} times their value."
@@ -77,11 +72,9 @@ def _check_memory(classes: int) -> None:
         )
 
 
-def _draw(classes: int, path: Path, basis: str) -> None:
+def _draw(classes: int, path: Path) -> None:
     from maxsep.lab.report.geometry import plane_figure, space_figure
 
-    if basis != "recursive":
-        raise ValueError(f"only the paper's basis is drawn, got --basis {basis}: the other is the same simplex turned.")
     if path.suffix.lower() != ".svg":
         raise ValueError(f"--draw writes SVG, got {path}. Let the name end in .svg.")
     figures = {3: plane_figure, 4: space_figure}

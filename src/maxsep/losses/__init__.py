@@ -1,6 +1,6 @@
 """Losses for long-tailed data and for very many classes, class weights and mixup."""
 
-from maxsep.losses.fused_cross_entropy import fused_cross_entropy
+from maxsep.losses.fused import fused_cross_entropy, linear_logsumexp
 from maxsep.losses.long_tail import (
     BalancedSoftmaxLoss,
     LabelAwareSmoothingLoss,
@@ -17,5 +17,6 @@ __all__ = [
     "LogitAdjustedLoss",
     "effective_number_weights",
     "fused_cross_entropy",
+    "linear_logsumexp",
     "mixup",
 ]

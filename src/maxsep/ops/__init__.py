@@ -1,6 +1,5 @@
-"""x -> radius * P^T x and its gradient, in either basis: a dense reference, O(C) forms, and Triton kernels."""
+"""x -> radius * P^T x and its adjoint in O(C), alone and together with a linear layer and its cross-entropy."""
 
-from maxsep.ops.dispatch import Impl, adjoint, separate, wide_dtype, widened
-from maxsep.ops.linear import separate_linear
+from maxsep.ops.separate import adjoint, separate, separate_linear, wide_dtype, widened
 
-__all__ = ["Impl", "adjoint", "separate", "separate_linear", "wide_dtype", "widened"]
+__all__ = ["adjoint", "separate", "separate_linear", "wide_dtype", "widened"]

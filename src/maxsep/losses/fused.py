@@ -1,0 +1,294 @@
+"""Cross-entropy of a head or a linear layer without its logits in memory."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from maxsep.checks import (
+    IGNORED,
+    Reduction,
+    check_floating,
+    check_index_type,
+    check_labels,
+    check_number,
+    check_per_class,
+    check_reduction,
+    check_smoothing,
+)
+from maxsep.heads import ControlHead, MaxSeparationHead, PlainHead, ScaledHead
+from maxsep.ops.linear_cross_entropy import Algorithm, Factors, Layer, choose_algorithm, weighted_sum_of_losses
+from maxsep.ops.linear_cross_entropy import linear_logsumexp as layer_logsumexp
+from maxsep.ops.separate import adjoint, is_autocasting, separate_to, wide_dtype, widened
+from maxsep.ops.tracing import is_transformed
+
+__all__ = ["fused_cross_entropy", "linear_logsumexp"]
+
+Impl = Literal["auto", "classes", "samples", "logits"]
+
+
+def fused_cross_entropy(
+    head: nn.Module,
+    x: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = IGNORED,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    adjustment: Tensor | None = None,
+    sample_weight: Tensor | None = None,
+    z_loss: float = 0.0,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Compute F.cross_entropy(head(x) + adjustment, target, ...) and its gradients without the logits in memory.
+
+    The loss of a sample is sample_weight * (cross-entropy + z_loss * lse^2), lse the log-sum-exp of its logits; `mean`
+    divides the sum by that of class weight times sample weight over the counted samples. Sums are made in float32, or
+    float64 for float64 input, and the loss has that precision.
+
+    Args:
+        head: A `MaxSeparationHead`, `PlainHead`, `ScaledHead`, `ControlHead` or `nn.Linear`.
+        x: Features, (..., in_features). Under autocast the weights may be in float32.
+        target: Class indices, of the leading shape of x.
+        weight: Of every class, (C,), as in F.cross_entropy.
+        ignore_index: The label of samples that do not count.
+        reduction: `mean`, `sum` or `none`.
+        label_smoothing: From 0 to 1, as in F.cross_entropy.
+        adjustment: Added to the logits of every sample, (C,), such as log-priors. It may be trained.
+        sample_weight: Of every sample, of the shape of target.
+        z_loss: Factor of the squared log-sum-exp.
+        impl: `classes` computes the logits twice, in chunks of classes; `samples` goes through chunks of samples;
+            `logits` holds all logits; `auto` chooses by shape.
+
+    Pitfall: the head's own `forward` is not called, so its hooks do not run. A label out of range is an error on a CPU;
+    on a GPU labels are not looked at, and the loss is then NaN. Second derivatives exist with impl="logits" alone.
+
+    >>> head, x, target = MaxSeparationHead(16, 1000), torch.randn(4, 16), torch.tensor([1, 10, 100, 999])
+    >>> torch.allclose(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
+    True
+    """
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
+    z_loss = check_number("z_loss", z_loss, "a number of at least 0", lambda value: value >= 0)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+    problem = _problem(head, x, target, adjustment, ignore_index)
+    options = _Options(
+        _class_weights(problem, weight), _sample_weights(x, target, sample_weight), reduction, smoothing, z_loss
+    )
+    if is_transformed() or torch.compiler.is_exporting() or not target.numel():
+        impl = "logits"
+    elif impl == "auto":
+        impl = choose_algorithm(problem.layer.x, problem.layer.weight)
+    if impl != "logits" and reduction != "none" and not options.is_trained:
+        return _summed(problem, options, impl)
+    losses = _losses(problem, options, impl)
+    if reduction == "none":
+        return losses.reshape(target.shape)
+    return losses.sum() / _divisor(problem, options) if reduction == "mean" else losses.sum()
+
+
+def linear_logsumexp(
+    head: nn.Module, x: Tensor, target: Tensor, *, adjustment: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp and the target's logit of every sample, without the logits in memory.
+
+    Both have the leading shape of x, are in float32 (float64 for float64 input) and differentiable once in x, the
+    head's parameters and `adjustment`: a base for losses of your own. Arguments are those of `fused_cross_entropy`.
+
+    Pitfall: the target logit of a label that is no class, such as -100, is NaN.
+
+    >>> head, x, target = nn.Linear(16, 1000), torch.randn(4, 16), torch.tensor([1, 10, 100, 999])
+    >>> lse, logit = linear_logsumexp(head, x, target)
+    >>> torch.allclose((lse - logit).mean().exp(), F.cross_entropy(head(x), target).exp())  # perplexity
+    True
+    """
+    problem = _problem(head, x, target, adjustment, IGNORED)
+    if is_transformed() or torch.compiler.is_exporting() or not target.numel():
+        lse, logit = _held(problem.layer)
+    else:
+        lse, logit = layer_logsumexp(problem.layer, choose_algorithm(problem.layer.x, problem.layer.weight))
+    return lse.reshape(target.shape), logit.reshape(target.shape)
+
+
+class _Problem(NamedTuple):
+    """A layer with flat samples, targets by column, and which samples count."""
+
+    layer: Layer
+    counts: Tensor
+    order: Tensor | None
+    """The class of every column, if it is not the column's number."""
+
+
+class _Options(NamedTuple):
+    """Class weights by column, (C,), and sample weights, (B,), in the precision of sums, and the numbers."""
+
+    weight: Tensor | None
+    sample_weight: Tensor | None
+    reduction: Reduction
+    smoothing: float
+    z_loss: float
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the gradient of a sample's loss needs more than the layer's gradients."""
+        return self.sample_weight is not None and self.sample_weight.requires_grad and torch.is_grad_enabled()
+
+
+def _problem(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Problem:
+    weight, bias, radius, scale = _parameters(head)
+    _check(x, target, weight)
+    num_classes = len(weight) + (radius is not None)
+    check_labels(target, num_classes, ignore_index)
+    order: Tensor | None = getattr(head, "class_order", None)
+    rows = _in_product_precision(x.reshape(-1, x.shape[-1]), weight)
+    wide = wide_dtype(rows)
+    if scale != 1:
+        weight, bias = weight * scale, None if bias is None else bias * scale
+    offset = None
+    if bias is not None:
+        offset = widened(bias) if radius is None else separate_to(widened(bias), radius, wide)
+    adjustment = check_per_class("adjustment", adjustment, num_classes, x.device)
+    if adjustment is not None:
+        columns = adjustment.to(wide) if order is None else adjustment.to(wide)[order]
+        offset = columns if offset is None else offset + columns
+    labels = target.reshape(-1)
+    counts = labels != ignore_index
+    if order is not None:  # labels that are no class stay what they are
+        is_class = (labels >= 0) & (labels < num_classes)
+        labels = torch.where(is_class, head.class_columns[torch.where(is_class, labels, 0)], labels)  # type: ignore[index]
+    return _Problem(Layer(rows, weight, offset, labels, radius), counts, order)
+
+
+def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, float]:
+    """Return weight, bias, the radius in front of which P stands (or None), and a factor of weight and bias."""
+    for kind in (MaxSeparationHead, PlainHead, ScaledHead, ControlHead, nn.Linear):
+        # a subclass with its own forward may compute anything
+        if isinstance(head, kind) and type(head).forward is kind.forward:
+            if isinstance(head, MaxSeparationHead):
+                return head.weight, head.bias, head.radius, 1.0
+            return head.weight, head.bias, None, 1.0 if isinstance(head, nn.Linear) else head.scale
+    raise TypeError(
+        "head must be a MaxSeparationHead, PlainHead, ScaledHead, ControlHead or nn.Linear without a forward of its "
+        f"own, got {type(head).__name__}"
+    )
+
+
+def _losses(problem: _Problem, options: _Options, impl: str) -> Tensor:
+    """Return the loss of every sample, (B,): 0 where it does not count, NaN where its label is no class."""
+    layer, (weight, sample_weight, _, smoothing, z_loss) = problem.layer, options
+    lse, logit = _held(layer) if impl == "logits" else layer_logsumexp(layer, impl)  # type: ignore[arg-type]
+    value = lse - logit
+    if weight is not None:
+        value = value * _of_target(weight, layer)
+    if smoothing:
+        mean_weight = 1 if weight is None else weight.mean()
+        value = (1 - smoothing) * value + smoothing * (lse * mean_weight - _mean_logit(layer, weight))
+    if z_loss:
+        value = value + z_loss * lse * lse
+    if sample_weight is not None:
+        value = value * sample_weight
+    return torch.where(problem.counts, value, 0.0)
+
+
+def _summed(problem: _Problem, options: _Options, algorithm: Algorithm) -> Tensor:
+    """Return the mean or the sum, as a weighted sum of log-sum-exps and target logits with constant factors."""
+    layer, (weight, sample_weight, reduction, smoothing, z_loss) = problem.layer, options
+    factor = problem.counts.to(wide_dtype(layer.x))
+    if sample_weight is not None:
+        factor = factor * sample_weight
+    of_class = factor if weight is None else factor * _of_target(weight, layer)
+    if reduction == "mean":
+        divisor = of_class.sum()
+        is_same, factor = of_class is factor, factor / divisor
+        of_class = factor if is_same else of_class / divisor
+    grad_lse = of_class
+    if smoothing:
+        grad_lse = (1 - smoothing) * of_class + smoothing * factor * (1 if weight is None else weight.mean())
+    factors = Factors(grad_lse, of_class * (smoothing - 1), z_loss * factor if z_loss else None)
+    value = weighted_sum_of_losses(layer, factors, problem.counts, algorithm)
+    return value if not smoothing else value - smoothing * (factor * _mean_logit(layer, weight)).sum()
+
+
+def _divisor(problem: _Problem, options: _Options) -> Tensor:
+    weight, sample_weight = options.weight, options.sample_weight
+    factor = problem.counts.to(wide_dtype(problem.layer.x))
+    factor = factor if weight is None else factor * _of_target(weight, problem.layer)
+    return (factor if sample_weight is None else factor * sample_weight).sum()
+
+
+def _of_target(weight: Tensor, layer: Layer) -> Tensor:
+    """Return the class weight of every sample, 0 where the label is no class."""
+    is_class = (layer.target >= 0) & (layer.target < len(weight))
+    return torch.where(is_class, weight[torch.where(is_class, layer.target, 0)], 0)
+
+
+def _mean_logit(layer: Layer, weight: Tensor | None) -> Tensor:
+    """Return mean_j w_j z_j of every sample by one product with a vector: the logits are linear in x."""
+    x, rows, offset, _, radius = layer
+    num_classes = layer.num_classes
+    shares = torch.ones(num_classes, device=x.device, dtype=wide_dtype(x)) if weight is None else weight
+    mean = torch.zeros(len(x), device=x.device, dtype=wide_dtype(x))
+    if radius is None or weight is not None:  # P maps equal shares to zero
+        outputs = shares if radius is None else adjoint(shares, radius)
+        mean = mean + widened(x) @ (outputs.to(rows.dtype) @ rows).to(mean.dtype)
+    if offset is not None:
+        mean = mean + offset @ shares
+    return mean / num_classes
+
+
+def _held(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Return log-sum-exp and target logit from all logits, in operations that torch differentiates any number of times."""
+    x, weight, offset, target, radius = layer
+    logits = widened(F.linear(x, weight.to(x.dtype)))
+    logits = logits if radius is None else separate_to(logits, radius, logits.dtype)
+    logits = logits if offset is None else logits + offset
+    is_class = (target >= 0) & (target < layer.num_classes)
+    picked = logits.gather(-1, torch.where(is_class, target, 0)[:, None])[:, 0]
+    return logits.logsumexp(-1), torch.where(is_class, picked, torch.nan)
+
+
+def _class_weights(problem: _Problem, weight: Tensor | None) -> Tensor | None:
+    layer = problem.layer
+    weight = check_per_class("weight", weight, layer.num_classes, layer.x.device)
+    if weight is None:
+        return None
+    if weight.requires_grad:
+        raise ValueError("weight must not require a gradient: class weights have none here")
+    weight = weight.to(wide_dtype(layer.x))
+    return weight if problem.order is None else weight[problem.order]
+
+
+def _sample_weights(x: Tensor, target: Tensor, sample_weight: Tensor | None) -> Tensor | None:
+    if sample_weight is None:
+        return None
+    if check_floating(sample_weight, "sample_weight").shape != target.shape:
+        raise ValueError(f"sample_weight must be {tuple(target.shape)} as target is, got {tuple(sample_weight.shape)}")
+    return sample_weight.reshape(-1).to(wide_dtype(x))
+
+
+def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
+    device = x.device.type
+    if is_autocasting(device) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(device))
+    if x.dtype != weight.dtype:
+        raise TypeError(f"x and the head's weight must have one dtype outside autocast, got {x.dtype}, {weight.dtype}")
+    return x
+
+
+def _check(x: Any, target: Any, weight: Tensor) -> None:
+    check_floating(x)
+    check_index_type(target)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x must be (..., {weight.shape[1]}), the head's features, got shape {tuple(x.shape)}")
+    if target.shape != x.shape[:-1]:
+        raise ValueError(f"target must be {tuple(x.shape[:-1])}, a label per sample, got {tuple(target.shape)}")
+    if not x.device == target.device == weight.device:
+        raise ValueError(
+            f"x, target and head must be on one device, got {x.device}, {target.device} and {weight.device}"
+        )

@@ -1,1 +1,0 @@
-"""Triton programs. They import triton, so nothing imports them before a kernel is launched."""

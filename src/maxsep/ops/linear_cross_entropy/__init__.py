@@ -1,0 +1,238 @@
+r"""Log-sum-exp and target logit of a linear layer, differentiable, without the logits in memory.
+
+    logits = x W^T + offset,  or  radius * P^T x W^T + offset;    lse_i = log sum_j exp logits_ij,    z_i = logits_i,y_i
+
+Two algorithms, chosen by shape in `choose_algorithm`: `over_classes` computes the logits twice and suits few features;
+`over_samples` suits wide features. Everything else of a loss (class weights, smoothing, reductions) is ordinary code on
+these two vectors, in `maxsep.losses.fused`. Compilers see the three operators at the end of this file; an eager call
+goes to the same code without the dispatcher. There are first derivatives only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from maxsep.ops.linear_cross_entropy import over_classes, over_samples
+from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
+from maxsep.ops.separate import separate_to, wide_dtype, without_autocast
+from maxsep.ops.separate_triton import on_device_of
+from maxsep.ops.tracing import is_plain_eager
+
+__all__ = ["Algorithm", "Factors", "Layer", "choose_algorithm", "linear_logsumexp", "weighted_sum_of_losses"]
+
+Algorithm = Literal["classes", "samples"]
+MAX_FEATURES_OVER_CLASSES = 512
+"""Up to this width the fused kernels hold a block of samples on the multiprocessor."""
+FEW_LOGITS = 64 << 20
+"""Bytes of logits up to which writing them costs less than computing them twice."""
+LARGE_WEIGHT = 128 << 20
+"""Bytes from which on, with fewer samples than features, P is applied to the outputs and not to the weight."""
+MIN_CHUNK_ROWS = 32
+"""Samples of a chunk below which products on a CPU would be slow."""
+LARGE_GRADIENT = 1 << 22
+"""Elements from which on the test whether a gradient must be scaled at all is worth a launch."""
+
+
+def choose_algorithm(x: Tensor, weight: Tensor) -> Algorithm:
+    """Return the faster algorithm for features x (B, D) and a weight (C, D) that also meets the memory limits."""
+    (batch, features), outputs, itemsize = x.shape, len(weight), x.element_size()
+    if not x.is_cuda:
+        rows = over_samples.chunk_rows(batch, features, outputs, itemsize, "cpu")
+        return "samples" if rows >= min(batch, MIN_CHUNK_ROWS) else "classes"
+    fuses = x.dtype in (torch.float16, torch.bfloat16) and over_classes.has_copy_engine(x.device) and features % 8 == 0
+    is_narrow = features <= MAX_FEATURES_OVER_CLASSES
+    few = FEW_LOGITS if is_narrow else over_samples.FEW_BYTES["cuda"]
+    if not fuses or batch * outputs * itemsize <= few:
+        return "samples"
+    return "classes" if is_narrow or batch >= 8 * features else "samples"
+
+
+def linear_logsumexp(layer: Layer, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp and the target's logit of every sample, (B,) each, differentiable in x, weight, offset."""
+    lse, target_logit = _LogSumExp.apply(*_streamed(layer, algorithm), algorithm)  # type: ignore[no-untyped-call]
+    return lse, target_logit
+
+
+def weighted_sum_of_losses(layer: Layer, factors: Factors, counts: Tensor, algorithm: Algorithm) -> Tensor:
+    """Return sum_i f.lse_i lse_i + f.target_i z_i + f.z_loss_i lse_i^2 over the samples that count.
+
+    The factors are constants, zero for samples that do not count. So `over_samples` makes the gradients in the forward
+    pass, and the backward pass only scales them.
+    """
+    layer = _streamed(layer, algorithm)
+    needs = [t is not None and t.requires_grad for t in (layer.x, layer.weight, layer.offset)]
+    if torch.is_grad_enabled() and any(needs):
+        result: Tensor = _WeightedSum.apply(*layer, *factors, counts, algorithm, needs)  # type: ignore[no-untyped-call]
+        return result
+    lse, target_logit = _run(_logsumexp, *layer, algorithm)
+    return _weighted_sum(lse, target_logit, factors, counts)
+
+
+def _streamed(layer: Layer, algorithm: Algorithm) -> Layer:
+    """Fold P into the weight; over samples only where there are fewer numbers in the weight than in the outputs."""
+    x, weight, offset, target, radius = layer
+    if radius is None:
+        return layer if algorithm == "samples" else layer._replace(weight=weight.to(x.dtype))
+    is_small = x.is_cuda and weight.numel() * x.element_size() < LARGE_WEIGHT
+    if algorithm == "samples" and len(x) <= x.shape[1] and not is_small:
+        return layer
+    return Layer(x, separate_to(weight.T, radius, x.dtype).T, offset, target, None)
+
+
+def _weighted_sum(lse: Tensor, target_logit: Tensor, factors: Factors, counts: Tensor) -> Tensor:
+    value = torch.addcmul(factors.lse * lse, factors.target, target_logit)
+    if factors.z_loss is not None:
+        value = torch.addcmul(value, factors.z_loss, lse * lse)
+    return torch.where(counts, value, 0).sum()
+
+
+class _LogSumExp(torch.autograd.Function):
+    """Log-sum-exp and target logit; the backward pass computes the logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        x, weight, offset, target, ctx.radius, ctx.algorithm = arguments
+        lse, target_logit = _run(_logsumexp, *arguments)
+        ctx.save_for_backward(x, weight, offset, target, lse)
+        return lse, target_logit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, lse = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[:3])
+        gradients = _run(_logsumexp_backward, *tensors, ctx.radius, ctx.algorithm, lse, grad_lse, grad_target, needs)
+        return *_needed(gradients, needs), None, None, None
+
+
+class _WeightedSum(torch.autograd.Function):
+    """A weighted sum of losses; over samples, its gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        x, weight, offset, target, ctx.radius, *rest = arguments
+        factors, (counts, ctx.algorithm, ctx.needs) = Factors(*rest[:3]), rest[3:]
+        layer, gradients, gain = (x, weight, offset, target, ctx.radius), (), None
+        if ctx.algorithm == "samples":
+            gain = _gain(x, factors)
+            scaled = factors if gain is None else [f if f is None else f * gain for f in factors]
+            lse, target_logit, *gradients = _run(_loss_and_gradients, *layer, *scaled, ctx.needs)
+        else:
+            lse, target_logit = _run(_logsumexp, *layer, ctx.algorithm)
+        ctx.save_for_backward(x, weight, offset, target, lse, *factors, gain, *gradients)
+        ctx.is_spent = False
+        return _weighted_sum(lse, target_logit, factors, counts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, offset, target, lse, grad_lse, grad_target, z_loss, gain, *gradients = ctx.saved_tensors
+        # a second backward pass through a retained graph computes them again: the first one's were given away
+        if gradients and not ctx.is_spent:
+            ctx.is_spent = x.is_cuda and is_plain_eager(x, g)
+            scale = g if gain is None else g / gain
+            dtypes = (x.dtype, weight.dtype, wide_dtype(x))
+            gradients = [_scaled(t, scale, dtype, ctx.is_spent) for t, dtype in zip(gradients, dtypes, strict=True)]
+        else:
+            factor = grad_lse if z_loss is None else grad_lse + 2 * z_loss * lse
+            layer = (x, weight, offset, target, ctx.radius, ctx.algorithm)
+            gradients = _run(_logsumexp_backward, *layer, lse, factor * g, grad_target * g, ctx.needs)
+        return *_needed(gradients, ctx.needs), *[None] * 8
+
+
+def _needed(gradients: Any, needs: list[bool]) -> list[Tensor | None]:
+    return [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
+
+
+def _gain(x: Tensor, factors: Factors) -> Tensor | None:
+    """Return a factor that keeps float16 gradients from underflowing before the loss scale is known."""
+    return None if x.dtype != torch.float16 else factors.lse.abs().amax().clamp(min=1e-30).reciprocal()
+
+
+def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype, in_place: bool) -> Tensor:
+    """Return scale * tensor in `dtype`; large ones in place, which costs next to nothing for a scale of 1."""
+    if tensor.dtype != dtype or not in_place or tensor.numel() < LARGE_GRADIENT:
+        return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
+    from maxsep.ops.linear_cross_entropy.softmax_kernel import scale_unless_one
+
+    with on_device_of(tensor):
+        scale_unless_one[(-(-tensor.numel() // 4096),)](tensor, scale, tensor.numel(), BLOCK=4096)
+    return tensor
+
+
+def _run(op: Any, *arguments: Any) -> Any:
+    """Call an operator, or in plain eager mode its implementation: the dispatcher would double the host time."""
+    return _IMPLEMENTATIONS[op](*arguments) if is_plain_eager(arguments[0]) else op(*arguments)
+
+
+def _operator(name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    op = torch.library.custom_op(f"maxsep::{name}", implementation, mutates_args=(), schema=schema)
+    op.register_fake(fake)
+    _IMPLEMENTATIONS[op] = implementation
+    return op
+
+
+def _logsumexp_impl(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *layer, algorithm = arguments
+    forward = over_classes.forward if algorithm == "classes" else over_samples.forward
+    with without_autocast(layer[0].device.type):
+        return forward(Layer(*layer))
+
+
+def _logsumexp_fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x), dtype=wide_dtype(x)), x.new_empty(len(x), dtype=wide_dtype(x))
+
+
+def _backward_impl(*arguments: Any) -> tuple[Tensor, ...]:
+    *layer, algorithm, lse, grad_lse, grad_target, needs = arguments
+    with without_autocast(lse.device.type):
+        if algorithm == "classes":
+            return over_classes.backward(Layer(*layer), lse, grad_lse, grad_target, needs)
+        return over_samples.backward(Layer(*layer), grad_lse, grad_target, needs)
+
+
+def _backward_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    like = (x, weight, x.new_empty(0, dtype=wide_dtype(x)) if offset is None else offset)
+    return tuple(torch.empty_like(t) if needed else t.new_empty(0) for t, needed in zip(like, rest[-1], strict=True))
+
+
+def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
+    *layer, grad_lse, grad_target, z_loss, needs = arguments
+    with without_autocast(layer[0].device.type):
+        lse, target_logit, gradients = over_samples.forward_with_gradients(
+            Layer(*layer), Factors(grad_lse, grad_target, z_loss), needs
+        )
+    return lse, target_logit, *gradients
+
+
+def _loss_and_gradients_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    target, radius, *_, needs = rest
+    dtype = over_samples.weight_sum_dtype(Layer(x, weight, offset, target, radius))
+    dw = weight.new_empty(weight.shape if needs[1] else 0, dtype=dtype)
+    columns = x.new_empty(0 if offset is None or not needs[2] else len(offset), dtype=wide_dtype(x))
+    return *_logsumexp_fake(x), x.new_empty(x.shape if needs[0] else 0), dw, columns
+
+
+_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {}
+_LAYER = "Tensor x, Tensor weight, Tensor? offset, Tensor target, float? radius"
+_FACTORS = "Tensor grad_lse, Tensor grad_target"
+_logsumexp = _operator(
+    "linear_logsumexp", f"({_LAYER}, str algorithm) -> (Tensor, Tensor)", _logsumexp_impl, _logsumexp_fake
+)
+_logsumexp_backward = _operator(
+    "linear_logsumexp_backward",
+    f"({_LAYER}, str algorithm, Tensor lse, {_FACTORS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    _backward_impl,
+    _backward_fake,
+)
+_loss_and_gradients = _operator(
+    "linear_loss_and_gradients",
+    f"({_LAYER}, {_FACTORS}, Tensor? z_loss, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _loss_and_gradients_impl,
+    _loss_and_gradients_fake,
+)

@@ -1,0 +1,237 @@
+r"""Linear cross-entropy in chunks of samples: 6 B C D multiply-adds, for wide features or few logits.
+
+For every chunk of samples
+
+    z = x W^T,    logits = radius * P^T z + offset,    g = gradient at z, written over z,    dx = g W,    dW += g^T x.
+
+P is applied to the rows of z inside the kernels that read them anyway, so a head with P costs what a plain layer does.
+If the gradients with respect to log-sum-exp and target logit are known beforehand, as for a mean or a sum over samples,
+`forward_with_gradients` makes all gradients in the forward pass, and no logits are computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maxsep.ops.separate import adjoint, separate_to, wide_dtype
+from maxsep.ops.separate_triton import has_triton_kernel, is_interpreting, on_device_of
+
+FEW_BYTES = {"cuda": 192 << 20, "cpu": 16 << 20}
+"""Outputs of all samples up to which there is one chunk; on a CPU also those of a chunk."""
+BLOCK_V, NUM_WARPS = 2048, 4
+ALIGNED = 8
+"""Products of sizes that are multiples of 8 are several times as fast on tensor cores as others."""
+
+
+class Layer(NamedTuple):
+    """logits = radius * P^T x W^T + offset, or x W^T + offset where the radius is None, and the classes of samples."""
+
+    x: Tensor
+    """(B, D), in the precision of the products."""
+    weight: Tensor
+    """(C-1, D) in front of P, else (C, D); in float32 it may be wider than x."""
+    offset: Tensor | None
+    """(C,), in the precision of sums."""
+    target: Tensor
+    """(B,); the target logit of a label that is no class is NaN."""
+    radius: float | None
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.weight) + (self.radius is not None)
+
+
+class Gradients(NamedTuple):
+    """With respect to x, weight and offset; empty where they are not needed."""
+
+    x: Tensor
+    weight: Tensor
+    offset: Tensor
+
+
+class Factors(NamedTuple):
+    """Gradients with respect to lse and target logit, and the factor of lse^2, (B,) each."""
+
+    lse: Tensor
+    target: Tensor
+    z_loss: Tensor | None
+
+    def of(self, rows: slice) -> Factors:
+        """Return the factors of some samples."""
+        return Factors(self.lse[rows], self.target[rows], None if self.z_loss is None else self.z_loss[rows])
+
+
+def chunk_rows(batch: int, features: int, outputs: int, itemsize: int, device: str) -> int:
+    """Return how many samples a chunk has.
+
+    Together with the weight, the folded weight and a float32 sum of its gradient a chunk takes at most half of what the
+    logits take if the weight is small beside them, and else 5 weights and 300 MB.
+    """
+    few, row, unit = FEW_BYTES[device], outputs * itemsize, 1
+    if batch * row <= few:
+        return batch
+    budget = few
+    if device == "cuda":
+        weight, unit = features * row, 128
+        is_tall = batch >= 8 * features
+        budget = max(weight, batch * row // 2 - 3 * weight) if is_tall else weight // 2 + (288 << 20)
+    rows = max(unit, budget // row)
+    chunks = -(-batch // rows)
+    return min(batch, -(-batch // chunks // unit) * unit)
+
+
+def forward(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp and the target's logit of every sample, (B,) each."""
+    lse, target_logit = (layer.x.new_empty(len(layer.x), dtype=wide_dtype(layer.x)) for _ in range(2))
+    for rows, z in _outputs(layer, layer.weight.to(layer.x.dtype)):
+        _softmax(z, layer, rows, lse[rows], target_logit[rows])
+    return lse, target_logit
+
+
+def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]) -> tuple[Tensor, Tensor, Gradients]:
+    """Return log-sum-exp, target logit and the gradients of sum_i f.lse lse + f.target z_y + f.z_loss lse^2.
+
+    The weight's gradient is in `weight_sum_dtype(layer)`.
+    """
+    x, weight, wide = layer.x, layer.weight, wide_dtype(layer.x)
+    lse, target_logit = (x.new_empty(len(x), dtype=wide) for _ in range(2))
+    dx = x.new_empty(x.shape if needs[0] else 0)
+    dw = weight.new_empty(weight.shape if needs[1] else 0, dtype=weight_sum_dtype(layer))
+    columns = torch.zeros(len(weight) if needs[2] else 0, dtype=wide, device=x.device)
+    weight = weight.to(x.dtype)
+    main = len(weight) // ALIGNED * ALIGNED
+    for rows, z in _outputs(layer, weight):
+        g = _softmax(z, layer, rows, lse[rows], target_logit[rows], factors.of(rows))
+        for part in (slice(main, None), slice(0, main)):
+            if len(weight[part]) and needs[0]:
+                is_first = part.start == main or main == len(weight)
+                accumulate_product(dx[rows], g[:, part], weight[part], is_first=is_first)
+            if len(weight[part]) and needs[1]:
+                accumulate_product(dw[part], g[:, part].T, x[rows], is_first=rows.start == 0)
+        if needs[2]:
+            columns += g.sum(0, dtype=wide)
+    if needs[2]:
+        columns = _offset_gradient(columns, layer, lse, factors)
+    return lse, target_logit, Gradients(dx, dw, columns)
+
+
+def backward(layer: Layer, grad_lse: Tensor, grad_target: Tensor, needs: Sequence[bool]) -> Gradients:
+    """Return the gradients for given gradients of log-sum-exp and target logit, with all logits computed again."""
+    _, _, gradients = forward_with_gradients(layer, Factors(grad_lse, grad_target, None), needs)
+    return gradients._replace(weight=gradients.weight.to(layer.weight.dtype))
+
+
+def weight_sum_dtype(layer: Layer) -> torch.dtype:
+    """Return the precision in which the weight's gradient is summed over chunks of samples.
+
+    Sums in half precision would round once per chunk; in float16, unscaled, they would overflow.
+    """
+    x, weight = layer.x, layer.weight
+    single = chunk_rows(*_sizes(layer)) >= len(x) and x.dtype != torch.float16
+    return weight.dtype if single else wide_dtype(x)
+
+
+def accumulate_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
+    """Write a b to `total`, or add it; `total` may have a wider precision than a and b."""
+    if total.dtype == a.dtype:
+        torch.mm(a, b, out=total) if is_first else total.addmm_(a, b)
+    elif total.is_cuda and total.dtype == torch.float32:
+        if is_first:
+            torch.mm(a, b, out_dtype=total.dtype, out=total)
+        else:
+            torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    elif is_first:
+        total.copy_(a @ b)
+    else:
+        total += a @ b
+
+
+def _sizes(layer: Layer) -> tuple[int, int, int, int, str]:
+    x = layer.x
+    return len(x), x.shape[1], len(layer.weight), x.element_size(), "cuda" if x.is_cuda else "cpu"
+
+
+def _outputs(layer: Layer, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the outputs x W^T of each chunk of samples, all in one buffer with aligned rows."""
+    x, outputs = layer.x, len(weight)
+    rows, main = chunk_rows(*_sizes(layer)), outputs // ALIGNED * ALIGNED
+    buffer = x.new_empty(rows, -(-outputs // ALIGNED) * ALIGNED)
+    for start in range(0, len(x), rows):
+        chunk = slice(start, min(start + rows, len(x)))
+        z = buffer[: chunk.stop - start, :outputs]
+        if main:
+            torch.mm(x[chunk], weight[:main].T, out=z[:, :main])
+        if main < outputs:
+            torch.mm(x[chunk], weight[main:].T, out=z[:, main:])
+        yield chunk, z
+
+
+def _softmax(
+    z: Tensor, layer: Layer, rows: slice, lse: Tensor, target_logit: Tensor, factors: Factors | None = None
+) -> Tensor:
+    """Write log-sum-exp and target logit of a chunk; with `factors` return the gradient at z."""
+    if not (has_triton_kernel(z) or (is_interpreting() and z.dtype == torch.float32)):
+        return _softmax_torch(z, layer, rows, lse, target_logit, factors)
+    from maxsep.ops.linear_cross_entropy.softmax_kernel import block_stats, finish_rows
+
+    num_classes, radius = layer.num_classes, layer.radius
+    scale = 1.0 if radius is None else radius * math.sqrt(num_classes / (num_classes - 1))
+    block_v = min(BLOCK_V, max(128, 1 << (num_classes - 1).bit_length()))
+    blocks = -(-num_classes // block_v)
+    stats = [lse.new_empty(len(z), blocks) for _ in range(2 if radius is None else 3)]
+    maxima, exp_sums, carries = stats[0], stats[1], stats[-1]
+    constants = {"SEPARATED": radius is not None, "OFFSET": layer.offset is not None, "BLOCK_V": block_v}
+    rest = (z.stride(0), num_classes, blocks, scale)
+    target = layer.target[rows]
+    with on_device_of(z):
+        block_stats[(len(z), blocks)](
+            z, layer.offset, target, maxima, exp_sums, carries, target_logit, *rest, **constants, num_warps=NUM_WARPS
+        )
+        finish_rows[(len(z), 1 if factors is None else blocks)](
+            z, layer.offset, target, maxima, exp_sums, carries, target_logit, lse, *(factors or (lse, lse, None)),
+            *rest, **constants, GRADIENT=factors is not None, Z_LOSS=factors is not None and factors.z_loss is not None,
+            BLOCKS=1 << (blocks - 1).bit_length(), num_warps=NUM_WARPS,
+        )  # fmt: skip
+    return z
+
+
+def _softmax_torch(
+    z: Tensor, layer: Layer, rows: slice, lse: Tensor, target_logit: Tensor, factors: Factors | None
+) -> Tensor:
+    """Do what the kernels do in plain torch, in float32 or float64."""
+    wide, target = lse.dtype, layer.target[rows, None]
+    logits = z.to(wide) if layer.radius is None else separate_to(z, layer.radius, wide)
+    if layer.offset is not None:
+        logits.add_(layer.offset)
+    is_class = (target >= 0) & (target < layer.num_classes)
+    index = torch.where(is_class, target, 0)
+    torch.logsumexp(logits, 1, out=lse)
+    target_logit.copy_(torch.where(is_class, logits.gather(1, index), torch.nan)[:, 0])
+    if factors is None:
+        return z
+    factor = factors.lse if factors.z_loss is None else factors.lse + 2 * factors.z_loss * lse
+    reference = torch.where(lse == -torch.inf, 0, lse)[:, None]
+    g = logits.sub_(reference).exp_().mul_(factor[:, None])
+    g.scatter_add_(1, index, torch.where(is_class, factors.target[:, None], 0))
+    return g.to(z.dtype) if layer.radius is None else adjoint(g, layer.radius).to(z.dtype)
+
+
+def _offset_gradient(columns: Tensor, layer: Layer, lse: Tensor, factors: Factors) -> Tensor:
+    """Return the gradient of the offset, sum_i g_i over the logits, from the sums over the outputs in front of P.
+
+    P^T (radius P g) = radius (C/k g - (1/k) sum_j g_j), so g follows from radius P g and from its sum over classes.
+    """
+    if layer.radius is None:
+        return columns
+    num_classes = layer.num_classes
+    total = factors.lse.sum() + factors.target.sum()
+    if factors.z_loss is not None:
+        total = total + 2 * factors.z_loss @ lse
+    inverse = (num_classes - 1) / num_classes / layer.radius
+    return separate_to(columns, inverse, columns.dtype) + total / num_classes

@@ -1,0 +1,230 @@
+r"""x -> radius * P^T x and its adjoint in O(C) time and memory per sample.
+
+    separate   o_j = s_j x_j - sum_{i<j} r_i x_i     j = 0..C-1, with s_{C-1} x_{C-1} = 0
+    adjoint    x_i = s_i g_i - r_i sum_{j>i} g_j     i = 0..C-2
+
+On CUDA one Triton kernel does it (`separate_triton`). Elsewhere eager calls run an autograd function that works inside
+one output buffer; traced and transformed calls (torch.compile, torch.export, torch.func) run plain operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from maxsep.checks import check_floating, check_radius
+from maxsep.ops.separate_triton import adjoint_triton, has_triton_kernel, separate_triton
+from maxsep.ops.tracing import is_plain_eager, is_traced, is_transformed
+from maxsep.simplex import coefficients
+
+
+def separate(x: Tensor, radius: float = 1.0) -> Tensor:
+    """Turn C-1 outputs into C logits whose class vectors are as far apart as geometry allows.
+
+    logits = radius * P^T x for x of shape (..., C-1); the result has shape (..., C) and sums to zero along it.
+    Half-precision input is summed in float32 and returned in half precision; under autocast the result is float32, as
+    softmax's is.
+
+    Args:
+        x: Outputs of a network, real floating point, at least one in the last dimension.
+        radius: The length of the class vectors; a positive number that scales all logits.
+
+    Pitfall: the radius is also a learning rate. With a trained layer in front, SGD moves the composed classifier
+    radius^2 C/(C-1) times as fast as a plain layer's.
+
+    >>> separate(torch.tensor([[1.0, 0.0]]))
+    tensor([[ 1.0000, -0.5000, -0.5000]])
+    """
+    radius = check_radius(radius)
+    check_floating(x)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x must be (..., C-1) with at least one output, got shape {tuple(x.shape)}")
+    dtype = torch.float32 if is_autocasting(x.device.type) and x.dtype != torch.float64 else x.dtype
+    return separate_to(x, radius, dtype)
+
+
+def separate_to(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
+    """Apply radius * P^T along the last dimension, with sums in `wide_dtype(x)` and the result in `dtype`."""
+    if has_triton_kernel(x):
+        return separate_triton(x, radius, dtype)
+    s, r = scaled_coefficients(_last_size(x) + 1, radius, widened(x))
+    if not is_plain_eager(x):
+        return _separate_plain(widened(x), s, r).to(dtype)
+    result: Tensor = _Separate.apply(widened(x), s, r)  # type: ignore[no-untyped-call]
+    return result.to(dtype)
+
+
+def adjoint(g: Tensor, radius: float) -> Tensor:
+    """Apply radius * P along the last dimension; g (..., C) in float32 or float64, result (..., C-1).
+
+    On the plane of zero-sum logits (C-1)/C times it undoes `separate` at radius 1.
+
+    >>> adjoint(torch.tensor([[1.0, -0.5, -0.5]]), 2 / 3)
+    tensor([[1., 0.]])
+    """
+    if has_triton_kernel(g):
+        return adjoint_triton(g, radius, g.dtype)
+    s, r = scaled_coefficients(_last_size(g), radius, g)
+    return _adjoint(g, s, r)
+
+
+def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
+    """Compute radius * P^T (weight x + bias); x (..., D), weight (C-1, D), result (..., C).
+
+    P is folded into the weight on CUDA, where a product with C rows suits tensor cores better than one with C-1, and
+    where there are more samples than features; else it is applied to the outputs.
+
+    >>> x, weight = torch.randn(2, 4), torch.randn(2, 4)
+    >>> torch.allclose(separate_linear(x, weight, None, 0.5), separate(x @ weight.T, 0.5))
+    True
+    """
+    autocasting = is_autocasting(x.device.type)
+    if has_triton_kernel(weight):
+        dtype = torch.get_autocast_dtype("cuda") if autocasting else weight.dtype
+        folded = separate_to(weight.T, radius, dtype).T
+        logits = F.linear(x, folded, None if bias is None else separate_to(bias, radius, dtype))
+        return logits.float() if autocasting else logits
+    # An exported or traced graph serves every batch, so its size is not asked for. Half-precision products round what
+    # P would have summed in float32, so there P stays behind them.
+    wide = x.dtype == weight.dtype in (torch.float32, torch.float64) and not autocasting
+    if wide and is_plain_eager(x, weight) and x.numel() > x.shape[-1] ** 2:
+        return F.linear(x, separate_to(weight.T, radius, x.dtype).T, bias if bias is None else separate(bias, radius))
+    return separate(F.linear(x, weight, bias), radius)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return x in the precision of sums: float64 stays, everything else becomes float32.
+
+    >>> widened(torch.zeros(2, dtype=torch.float16)).dtype
+    torch.float32
+    """
+    return x.to(wide_dtype(x))
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """Return the precision in which x is summed: float64 for float64, else float32.
+
+    >>> wide_dtype(torch.zeros(2, dtype=torch.float16))
+    torch.float32
+    """
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def is_autocasting(device: str) -> bool:
+    """Return whether autocast is on for a kind of device.
+
+    >>> is_autocasting("cpu")
+    False
+    """
+    return device != "meta" and torch.is_autocast_enabled(device)  # torch refuses to answer for the meta device
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Switch autocast off for a kind of device, where it is on."""
+    return torch.autocast(device, enabled=False) if is_autocasting(device) else nullcontext()
+
+
+def scaled_coefficients(num_classes: int, radius: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return radius * s and radius * r of P, (C-1,) each, on the device and in the precision of another tensor."""
+    # A fake tensor in the cache, or a real one inside a fake graph, would break every later call; what a CUDA graph
+    # captures belongs to the graph.
+    is_capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+    if is_capturing or like.is_meta or not is_plain_eager(like):
+        s, r = coefficients(num_classes, dtype=like.dtype, device=like.device)
+    else:
+        s, r = _cached_coefficients(num_classes, like.dtype, like.device)
+    return (s, r) if radius == 1 else (s * radius, r * radius)
+
+
+@functools.lru_cache(maxsize=16)
+def _cached_coefficients(num_classes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used in training later
+        return coefficients(num_classes, dtype=dtype, device=device)
+
+
+def _separate_plain(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return F.pad(x * s, (0, 1)) - F.pad((x * r).cumsum(-1), (1, 0))
+
+
+def _adjoint_plain(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return g[..., :-1] * s - _later(g) * r
+
+
+def _later(g: Tensor) -> Tensor:
+    # A true reverse scan: total minus prefix would cancel where few classes are left.
+    return g[..., 1:].flip(-1).cumsum(-1).flip(-1)
+
+
+def _adjoint(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    # is_grads_batched passes batches that look like ordinary tensors, to which in-place sums do not apply
+    if not is_plain_eager(g) or torch._C._functorch.is_legacy_batchedtensor(g):
+        return _adjoint_plain(g, s, r)
+    result: Tensor = _Adjoint.apply(g, s, r)  # type: ignore[no-untyped-call]
+    return result
+
+
+BLOCK = 1 << 17
+"""Numbers per block of rows in the adjoint on a CPU: half a megabyte, about the size of a second-level cache."""
+
+
+class _Separate(torch.autograd.Function):
+    """x (..., C-1) to logits (..., C) inside one output buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, s: Tensor, r: Tensor) -> Tensor:
+        ctx.save_for_backward(s, r)
+        out = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
+        out[..., 1:].addcmul_(x, -r).cumsum_(-1)
+        out[..., :-1].addcmul_(x, s)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return _adjoint(g, *ctx.saved_tensors), None, None
+
+
+class _Adjoint(torch.autograd.Function):
+    """g (..., C) to (..., C-1), block by block of rows so that reversed copies stay in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, s: Tensor, r: Tensor) -> Tensor:
+        ctx.save_for_backward(s, r)
+        if g.numel() <= BLOCK:
+            return _later(g).mul_(-r).addcmul_(g[..., :-1], s)
+        out = g.new_empty(*g.shape[:-1], g.shape[-1] - 1)
+        rows = max(1, BLOCK // g.shape[-1])
+        blocks = (torch.split(tensor.reshape(-1, tensor.shape[-1]), rows) for tensor in (g, out))
+        for block, target in zip(*blocks, strict=True):
+            torch.mul(_later(block), -r, out=target).addcmul_(block[..., :-1], s)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        s, r = ctx.saved_tensors
+        if not is_plain_eager(g) or torch._C._functorch.is_legacy_batchedtensor(g):
+            return _separate_plain(g, s, r), None, None
+        return _Separate.apply(g, s, r), None, None  # type: ignore[no-untyped-call]
+
+
+def _last_size(x: Tensor) -> int:
+    size: int | Tensor = x.shape[-1]
+    return int(size) if isinstance(size, Tensor) else size  # torch.jit.trace gives a tensor
+
+
+__all__ = [
+    "adjoint",
+    "is_traced",
+    "is_transformed",
+    "scaled_coefficients",
+    "separate",
+    "separate_linear",
+    "separate_to",
+    "wide_dtype",
+    "widened",
+    "without_autocast",
+]

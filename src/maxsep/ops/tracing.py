@@ -1,0 +1,40 @@
+"""Who observes a call: a compiler, a tracer, a transform of torch.func, a dispatch mode, a tensor subclass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_traced() -> bool:
+    """Return whether the call becomes part of a graph, by torch.compile, torch.export or torch.jit.trace.
+
+    >>> is_traced()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
+def is_transformed() -> bool:
+    """Return whether torch.func or forward-mode differentiation is active.
+
+    >>> torch.func.vmap(lambda x: x + is_transformed())(torch.zeros(1))
+    tensor([1.])
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+# Dynamo evaluates it while tracing, inside the transforms that it meets: what torch.compiler.assume_constant_result
+# does, without importing the compiler.
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_plain_eager(*tensors: Tensor) -> bool:
+    """Return whether only torch's own kernels observe a call on these tensors.
+
+    >>> is_plain_eager(torch.zeros(2)), is_plain_eager(torch.zeros(2).as_subclass(type("Other", (Tensor,), {})))
+    (True, False)
+    """
+    if is_traced() or is_transformed() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
