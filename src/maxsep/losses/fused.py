@@ -243,7 +243,7 @@ def _mean_logit(layer: Layer, weight: Tensor | None) -> Tensor:
 
 
 def _held(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return log-sum-exp and target logit from all logits, in operations that torch differentiates any number of times."""
+    """Return log-sum-exp and target logit from all logits, by differentiable operations."""
     x, weight, offset, target, radius = layer
     logits = widened(F.linear(x, weight.to(x.dtype)))
     logits = logits if radius is None else separate_to(logits, radius, logits.dtype)

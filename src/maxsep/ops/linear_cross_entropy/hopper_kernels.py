@@ -1,7 +1,7 @@
 r"""The kernels of `tile_kernels` for Hopper, warp-specialised in Gluon: one program per multiprocessor.
 
-A producer warp copies slices of the weight (BLOCK_V classes x BLOCK_D features) by TMA into a ring in shared memory. Two
-consumer warpgroups multiply: each has 64 of the program's 128 samples, and both read the same slices, so a slice is
+A producer warp copies slices of the weight (BLOCK_V classes x BLOCK_D features) by TMA into a ring in shared memory.
+Two consumer warpgroups multiply: each has 64 of the program's 128 samples, and both read the same slices, so a slice is
 fetched from L2 once for 128 samples. The warpgroups take turns of TURN slices, a whole tile if the ring has room for
 it: the exponentials of one hide behind the products of the other.
 

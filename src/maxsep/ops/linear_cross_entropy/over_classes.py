@@ -31,7 +31,7 @@ class Kernels(Protocol):
     """What both kernel modules offer, for x (B, D) and rows of the weight (V, D) in half precision."""
 
     def logsumexp(self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-sum-exp and the target's logit of every sample, (B,) float32 each; NaN where it is no class."""
+        """Return the log-sum-exp and the target's logit of every sample, (B,) each; NaN for no class."""
 
     def gradient(self, x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]) -> WriteGradient:
         """Return a function that writes the gradient of a chunk of classes; factors are lse, grad_lse, grad_target."""
