@@ -92,9 +92,13 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
     # An exported or traced graph serves every batch, so its size is not asked for. Half-precision products round what
     # P would have summed in float32, so there P stays behind them.
     wide = x.dtype == weight.dtype in (torch.float32, torch.float64) and not autocasting
-    if wide and is_plain_eager(x, weight) and x.numel() > x.shape[-1] ** 2:
+    if not wide or x.is_cuda or not is_plain_eager(x, weight):
+        return separate(F.linear(x, weight, bias), radius)
+    if x.numel() > x.shape[-1] ** 2:
         return F.linear(x, separate_to(weight.T, radius, x.dtype).T, bias if bias is None else separate(bias, radius))
-    return separate(F.linear(x, weight, bias), radius)
+    s, r = scaled_coefficients(len(weight) + 1, radius, x)
+    result: Tensor = _SeparateLinear.apply(x, weight, bias, s, r)  # type: ignore[no-untyped-call]
+    return result
 
 
 def widened(x: Tensor) -> Tensor:
@@ -172,14 +176,50 @@ BLOCK = 1 << 17
 """Numbers per block of rows in the adjoint on a CPU: half a megabyte, about the size of a second-level cache."""
 
 
+class _SeparateLinear(torch.autograd.Function):
+    """x (..., D) to logits (..., C): the layer writes its C-1 outputs to where P turns them into logits.
+
+    Large CPU allocations are returned to the OS, so a second buffer would cost more than the arithmetic.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor, r: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, s, r)
+        rows = x.reshape(-1, x.shape[-1])
+        out = x.new_empty(len(rows), len(weight) + 1)
+        torch.mm(rows, weight.T, out=out[:, 1:])
+        for block in torch.split(out, max(1, BLOCK // out.shape[1])):
+            outputs = block[:, 1:] if bias is None else block[:, 1:].add_(bias)
+            diagonal = outputs * s
+            outputs.mul_(-r).cumsum_(-1)
+            block[:, 0] = 0
+            block[:, :-1] += diagonal
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, s, r = ctx.saved_tensors
+        z = _adjoint(g, s, r)
+        rows = z.reshape(-1, z.shape[-1])
+        needs = ctx.needs_input_grad
+        return (
+            z @ weight if needs[0] else None,
+            rows.T @ x.reshape(-1, x.shape[-1]) if needs[1] else None,
+            rows.sum(0) if needs[2] else None,
+            None,
+            None,
+        )
+
+
 class _Separate(torch.autograd.Function):
     """x (..., C-1) to logits (..., C) inside one output buffer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor, r: Tensor) -> Tensor:
         ctx.save_for_backward(s, r)
-        out = x.new_zeros(*x.shape[:-1], x.shape[-1] + 1)
-        out[..., 1:].addcmul_(x, -r).cumsum_(-1)
+        out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
+        out[..., 0] = 0
+        torch.mul(x, -r, out=out[..., 1:]).cumsum_(-1)
         out[..., :-1].addcmul_(x, s)
         return out
 
