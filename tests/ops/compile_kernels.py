@@ -111,7 +111,7 @@ def products(kernels, widths):
 
             def both(x=x, weight=weight, offset=offset, out=out, numbers=numbers):
                 kernels.logsumexp(x, weight, offset, labels(256))
-                kernels.gradient(x, labels(256), (numbers, numbers, numbers))(out, weight, offset, 512)
+                kernels.gradient(x, weight, offset, labels(256), (numbers, numbers, numbers))(out, 512)
 
             yield f"{kernels.__name__.split('.')[-1]}, {width} features, offset {has_offset}", both
 

@@ -78,16 +78,19 @@ def logsumexp(x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor) 
     return merge_splits(parts, target, num_classes)
 
 
-def gradient(x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]) -> Callable[..., None]:
-    """Return a function that writes the gradient at the logits of a chunk of classes to `out` (B, V)."""
-    x_desc, half_desc, batch = describe(x, 128, 64), describe(x, 64, 64), len(x)
+def gradient(
+    x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]
+) -> Callable[[Tensor, int], None]:
+    """Return a function that writes the gradient at the logits of the classes from `start` on to `out` (B, V)."""
+    descriptors = describe(x, 128, 64), describe(x, 64, 64), describe(weight, 128, 64)
+    options = constants(x.shape[1], forward=False, offset=offset is not None)
 
-    def write(out: Tensor, weight: Tensor, offset: Tensor | None, start: int) -> None:
-        blocks, splits = grid_of(batch, len(weight), x.device, 1)
+    def write(out: Tensor, start: int) -> None:
+        batch, size = out.shape
+        blocks, splits = grid_of(batch, size, x.device, 1)
         grad_kernel[(blocks * splits,)](
-            x_desc, half_desc, describe(weight, 128, 64), describe(out, 64, 128),
-            offset, target, *factors, batch, len(weight), start, splits,
-            OFFSET=offset is not None, **constants(x.shape[1], forward=False, offset=offset is not None),
+            *descriptors, describe(out, 64, 128), offset, target, *factors, batch, size, start, splits,
+            OFFSET=offset is not None, **options,
         )  # fmt: skip
 
     return write
@@ -135,7 +138,7 @@ def lse_kernel(
         [
             (_consume_lse, (0, arguments, OFFSET, D, HELD, TURN)),
             (_consume_lse, (1, arguments, OFFSET, D, HELD, TURN)),
-            (_produce, (x_desc, half_desc, w_desc, ring, kept, num_classes, splits, D, HELD)),
+            (_produce, (x_desc, half_desc, w_desc, ring, kept, num_classes, start, splits, D, HELD)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -156,7 +159,7 @@ def grad_kernel(
         [
             (_consume_grad, (0, arguments, OFFSET, D, HELD, TURN)),
             (_consume_grad, (1, arguments, OFFSET, D, HELD, TURN)),
-            (_produce, (x_desc, half_desc, w_desc, ring, kept, num_classes, splits, D, HELD)),
+            (_produce, (x_desc, half_desc, w_desc, ring, kept, num_classes, start, splits, D, HELD)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
@@ -221,7 +224,7 @@ def _consume_grad(
     turn = 0
     for start_v in range(gl.program_id(0) % splits * BLOCK_V, num_classes, splits * BLOCK_V):
         if OFFSET:  # loaded while the product is computed
-            added = _load_classes(offset, start_v, column, num_classes)
+            added = _load_classes(offset + start, start_v, column, num_classes)
         z, slot, turn = _multiply(GROUP, samples, ring, turns, slot, turn, TURN)
         if OFFSET:
             z = z + added[None, :]
@@ -236,7 +239,7 @@ def _consume_grad(
 
 
 @gluon.jit
-def _produce(x_desc, half_desc, w_desc, ring, kept, num_classes, splits, D: gl.constexpr, HELD: gl.constexpr):
+def _produce(x_desc, half_desc, w_desc, ring, kept, num_classes, start, splits, D: gl.constexpr, HELD: gl.constexpr):
     """Copy the samples of a program and its tiles of classes, slice by slice."""
     first_b = gl.program_id(0) // splits * BLOCK_B
     start_v = gl.program_id(0) % splits * BLOCK_V
@@ -245,11 +248,11 @@ def _produce(x_desc, half_desc, w_desc, ring, kept, num_classes, splits, D: gl.c
         slot = _copy_slice(x_desc, [first_b, k * BLOCK_D], ring, slot, 0)
     if HELD < D // BLOCK_D and start_v < num_classes:
         for k in gl.static_range(D // BLOCK_D):
-            slot = _copy_both(half_desc, first_b, w_desc, start_v, k, ring, kept, slot, HELD)
+            slot = _copy_both(half_desc, first_b, w_desc, start + start_v, k, ring, kept, slot, HELD)
         start_v += splits * BLOCK_V
     for next_v in range(start_v, num_classes, splits * BLOCK_V):
         for k in gl.static_range(D // BLOCK_D):
-            slot = _copy_slice(w_desc, [next_v, k * BLOCK_D], ring, slot, 0)
+            slot = _copy_slice(w_desc, [start + next_v, k * BLOCK_D], ring, slot, 0)
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ elsewhere; both offer `logsumexp` and `gradient`. On other devices and in other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -33,15 +33,14 @@ class Kernels(Protocol):
     def logsumexp(self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-sum-exp and the target's logit of every sample, (B,) each; NaN for no class."""
 
-    def gradient(self, x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]) -> WriteGradient:
-        """Return a function that writes the gradient of a chunk of classes; factors are lse, grad_lse, grad_target."""
+    def gradient(
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]
+    ) -> Callable[[Tensor, int], None]:
+        """Return a function of `out` (B, V) and `start` that writes the gradient of V classes.
 
-
-class WriteGradient(Protocol):
-    """Writes grad_lse exp(z - lse) + grad_target [start + j = target] to `out` (B, V)."""
-
-    def __call__(self, out: Tensor, weight: Tensor, offset: Tensor | None, start: int) -> None:
-        """Write the gradient of the classes from `start` on."""
+        The gradient is grad_lse exp(z - lse) + grad_target [start + j = target], with the factors lse, grad_lse and
+        grad_target, (B,) each.
+        """
 
 
 def forward(layer: Layer) -> tuple[Tensor, Tensor]:
@@ -70,7 +69,7 @@ def backward(layer: Layer, lse: Tensor, grad_lse: Tensor, grad_target: Tensor, n
     dw = torch.empty_like(weight) if needs[1] else weight.new_empty(0)
     columns = torch.empty(len(weight) if needs[2] else 0, dtype=wide, device=x.device)
     kernels = fused_kernels(x, weight, forward=False, offset=offset is not None)
-    write = None if kernels is None else kernels.gradient(x, target, (lse, grad_lse, grad_target))
+    write = None if kernels is None else kernels.gradient(x, weight, offset, target, (lse, grad_lse, grad_target))
     buffer = x.new_empty(0)
     with on_device_of(x):
         for classes in _chunks(x, len(weight)):
@@ -80,7 +79,7 @@ def backward(layer: Layer, lse: Tensor, grad_lse: Tensor, grad_target: Tensor, n
             else:
                 buffer = buffer if buffer.numel() else x.new_empty(len(x), -(-len(rows) // ALIGNED) * ALIGNED)
                 g = buffer[:, : len(rows)]
-                write(g, rows, None if offset is None else offset[classes], start)
+                write(g, start)
             if needs[0]:
                 accumulate_product(dx, g, rows, is_first=start == 0)
             if needs[1]:

@@ -73,10 +73,10 @@ def grad_kernel(
     for tile in tl.range(tl.program_id(0) % splits, tl.cdiv(num_classes, BLOCK_V), splits, flatten=True):
         z = tl.zeros([BLOCK_B, BLOCK_V], tl.float32)
         for d in range(0, D, BLOCK_D):
-            z = tl.dot(x_desc.load([first_b, d]), w_desc.load([tile * BLOCK_V, d]).T, z)
+            z = tl.dot(x_desc.load([first_b, d]), w_desc.load([start + tile * BLOCK_V, d]).T, z)
         offs_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
         if OFFSET:
-            z += tl.load(offset + offs_v, mask=offs_v < num_classes, other=0.0)[None, :]
+            z += tl.load(offset + start + offs_v, mask=offs_v < num_classes, other=0.0)[None, :]
         g = tl.exp2(z * LOG2_E - reference[:, None]) * factor[:, None]
         # the target is subtracted in float32, before rounding: p - 1 of a confident sample is small
         g += tl.where(index[:, None] == offs_v[None, :], pull[:, None], 0.0)
@@ -130,15 +130,17 @@ def merge_splits(parts: list[Tensor], target: Tensor, num_classes: int) -> tuple
     return lse, target_logit
 
 
-def gradient(x: Tensor, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]) -> Callable[..., None]:
-    """Return a function that writes the gradient at the logits of a chunk of classes to `out` (B, V)."""
-    x_desc, batch = describe(x, BLOCK_B, BLOCK_D), len(x)
+def gradient(
+    x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]
+) -> Callable[[Tensor, int], None]:
+    """Return a function that writes the gradient at the logits of the classes from `start` on to `out` (B, V)."""
+    descriptors = describe(x, BLOCK_B, BLOCK_D), describe(weight, BLOCK_V, BLOCK_D)
 
-    def write(out: Tensor, weight: Tensor, offset: Tensor | None, start: int) -> None:
-        blocks, splits = grid_of(batch, len(weight), x.device, PROGRAMS_PER_SM)
+    def write(out: Tensor, start: int) -> None:
+        batch, size = out.shape
+        blocks, splits = grid_of(batch, size, x.device, PROGRAMS_PER_SM)
         grad_kernel[(blocks * splits,)](
-            x_desc, describe(weight, BLOCK_V, BLOCK_D), describe(out, BLOCK_B, BLOCK_V // 2),
-            offset, target, *factors, batch, len(weight), start, splits,
+            *descriptors, describe(out, BLOCK_B, BLOCK_V // 2), offset, target, *factors, batch, size, start, splits,
             OFFSET=offset is not None, D=x.shape[1], **TILE,
         )  # fmt: skip
 
