@@ -51,7 +51,7 @@ def test_ours_is_judged_by_the_fastest_rival_and_by_half_of_the_compiled_memory(
 
 
 def test_misses_make_the_exit_code_1(modules, record):
-    assert judged(modules, record, row({"maxsep": 12, "eager": 10}, {"maxsep": 900})) == [(1.2, False), (1.104, False)]
+    assert judged(modules, record, row({"maxsep": 12, "eager": 10}, {"maxsep": 900})) == [(1.2, False), (1.103, False)]
     assert record.end() == 1
     assert json.loads(record.out.read_text())["targets"][0]["met"] is False
 
