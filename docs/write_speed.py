@@ -15,146 +15,121 @@ PAGE, FIGURE = ROOT / "docs" / "speed.md", ROOT / "docs" / "images" / "growth.sv
 MARK = "<!-- {}: written from results by docs/write_speed.py -->\n", "<!-- /{} -->"
 
 
+LABELS = {
+    "plain": "nn.Linear, F.cross_entropy",
+    "separate": "head, F.cross_entropy",
+    "fused": "head, fused_cross_entropy",
+}
+METHODS = (
+    "maxsep", "plain", "eager", "torch.compile", "max-autotune", "cce_exact", "cce_torch_compile", "liger", "quack",
+)  # fmt: skip
+
+
 def record(name: str) -> dict:
-    """A benchmark's record."""
+    """Read the record of a benchmark."""
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    """Format a table in Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def origin(found: dict) -> str:
+    """Name the commit and the versions that a record was made with."""
+    about = found["about"]
+    packages = ("torch", "triton", "liger-kernel", "cut-cross-entropy", "quack-kernels")
+    versions = [f"{name} {about['versions'][name]}" for name in packages if about["versions"].get(name)]
+    return f"\nCommit {about['commit']}, {', '.join(versions)}.\n"
+
+
 def product() -> str:
-    """How much of a copy's bandwidth the kernels reach, and Householder's form beside them."""
-    results = record("head_gpu")["results"]
-    rows = [
-        "| classes, numbers | copy | forward | backward | forward, rows without padding | time in Householder's basis |"
-    ]
-    rows.append("|---|---|---|---|---|---|")
-    order = sorted(results["product"], key=lambda name: (name.split()[0], int(name.split("=")[1])))
-    for name in order:
+    """Share of a copy's bandwidth that `separate` and its adjoint reach."""
+    found = record("head_gpu")
+    cases = found["results"]["product"]
+    rows = []
+    for name in sorted(cases, key=lambda name: (name.split()[0], int(name.split("=")[1]))):
         dtype, size = name.split(" C=")
-        found, other = results["product"][name], results["householder"][name]
-        shares = " | ".join(f"{found[form]['of_copy']:.0%}" for form in ("forward", "backward", "forward, plain rows"))
-        ours, theirs = ((each["forward"]["us"] + each["backward"]["us"]) for each in (found, other))
-        copy = f"{found['copy']['terabytes_per_second']:.2f} TB/s"
-        rows.append(f"| {int(size):,}, {dtype} | {copy} | {shares} | {theirs / ours - 1:+.0%} |")
-    return "\n".join(rows) + "\n"
+        copy = f"{cases[name]['copy']['terabytes_per_second']:.2f} TB/s"
+        shares = [f"{cases[name][form]['of_copy']:.0%}" for form in ("forward", "backward")]
+        rows.append([f"{int(size):,}, {dtype}", copy, *shares])
+    return table(["classes, precision", "copy", "forward", "backward"], rows) + origin(found)
 
 
 def head() -> str:
-    """The whole head with its loss at 1,000 classes beside nn.Linear."""
-    rows = [
-        "| precision | nn.Linear, F.cross_entropy | head, row kernel | head, F.cross_entropy |",
-        "|---|---|---|---|",
-    ]
-    for precision, found in record("head_gpu")["results"]["head"].items():
-        cells = [_microseconds(found["plain"])]
-        cells += [
-            f"{_microseconds(found[form])}, {found[form]['over_plain']:+.1%}" for form in ("row kernel", "separate")
-        ]
-        rows.append(f"| {precision} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+    """The head with its loss at 1,000 classes against nn.Linear."""
+    found = record("head_gpu")
+    cases = found["results"]["head"]
+    forms = [form for form in LABELS if all(form in case for case in cases.values())]
+    rows = [[precision, *(_microseconds(case[form]) for form in forms)] for precision, case in cases.items()]
+    return table(["precision", *(LABELS[form] for form in forms)], rows) + origin(found)
 
 
 def _microseconds(found: dict) -> str:
-    return f"{found['us']:.0f} µs (from Python {found['eager']['us']:,.0f})"
+    over = f", {found['over_plain']:+.1%}" if found.get("over_plain") else ""
+    return f"{found['us']:.0f} µs (from Python {found['eager']['us']:,.0f}){over}"
 
 
-def fused() -> str:
-    """The loss that never holds the logits, against every other way to the same gradients."""
-    results = record("fused_gpu")["results"]
-    sizes = sorted((part for part in results if part.startswith("C=")), key=lambda part: int(part[2:]))
-    rows = ["| | " + " | ".join(f"{int(part[2:]):,} classes" for part in sizes) + " |"]
-    rows.append("|---" * (1 + len(sizes)) + "|")
-    for name in dict.fromkeys(name for part in sizes for name in results[part]):
-        cells = [_row(results[part].get(name)) for part in sizes]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
+def grid() -> str:
+    """Time and memory of the loss for every shape and method of the record."""
+    found = record("fused_gpu")
+    shapes = found.get("grid", [])
+    if not shapes:
+        return ""
+    methods = [method for method in METHODS if any(shape["ms"].get(method) for shape in shapes)]
+    rows = [[_shape(shape), *(_cell(shape, method) for method in methods)] for shape in shapes]
+    return table(["batch, features, classes", *methods], rows) + origin(found)
 
 
-def _row(found: dict | None) -> str:
-    if found is None:
-        return "-"
-    if not found["ms"]:
-        return found["problem"]
-    graph = f" ({found['in_a_cuda_graph']['ms']:.2f} in a CUDA graph)" if "in_a_cuda_graph" in found else ""
-    return f"{found['ms']:.2f} ms{graph}, {found['peak_bytes'] / 1e6:,.0f} MB"
+def _shape(shape: dict) -> str:
+    sizes = ", ".join(f"{shape[name]:,}" for name in ("batch", "features", "classes"))
+    bias = ", bias" if shape["bias"] else ""
+    weights = "" if shape["weights"] == "bfloat16" else f", {shape['weights']} weights"
+    return sizes + bias + weights + (", in a CUDA graph" if shape.get("graph") else "")
 
 
-def forms() -> str:
-    """The products that end in exponentials, in both forms, beside the bare product."""
-    columns = ("log-sum-exp", "gradient", "log-sum-exp, offset", "gradient, offset and its own")
-    titles = ("log-sum-exp", "gradient", "log-sum-exp with a bias", "gradient with a bias")
-    rows = ["| samples, features, classes | torch.mm | " + " | ".join(titles) + " |", "|---" * 6 + "|"]
-    for shape, found in record("product_forms_gpu")["results"].items():
-        if "torch.mm" not in found:
-            continue  # two products in one
-        numbers = ", ".join(f"{int(part.split()[0]):,}" for part in shape.split(", "))
-        rates = {form: {name: f"{row['tflops']:.0f}" for name, row in kinds.items()} for form, kinds in found.items()}
-        cells = [f"{rates['hopper'][name]} ({rates['tiles'][name]})" for name in columns]
-        rows.append(f"| {numbers} | {rates['torch.mm']['product']} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
-def tails() -> str:
-    """What makes the gradient of the last classes' rows, in both forms."""
-    columns = {"rows": "alone", "rows, shift": "Householder", "rows, offset and its own": "with a bias"}
-    rows = ["| samples, features, last classes | " + " | ".join(columns.values()) + " |", "|---" * 4 + "|"]
-    for shape, found in record("product_forms_gpu")["results"].items():
-        if "torch.mm" not in found:
-            numbers = ", ".join(f"{int(part.split()[0]):,}" for part in shape.split(", "))
-            times = {
-                form: {name: f"{1e3 * row['ms']:.0f}" for name, row in kinds.items()} for form, kinds in found.items()
-            }
-            rows.append(
-                f"| {numbers} | "
-                + " | ".join(f"{times['hopper'][name]} ({times['tiles'][name]})" for name in columns)
-                + " |"
-            )
-    return "\n".join(rows) + "\n"
+def _cell(shape: dict, method: str) -> str:
+    ms, peak = shape["ms"].get(method), shape["peak_mb"].get(method)
+    return "-" if ms is None else f"{ms:.2f}, {peak:,.0f}"
 
 
 def step() -> str:
     """One training step at ten million classes."""
-    steps = record("fused_gpu")["results"]["step"]
-    found, other = steps["C=10000000"], steps.get("C=10000000, Householder")
-    beside = "" if other is None else f", {other['ms']:.0f} in the Householder basis"
+    found = record("fused_gpu")
+    if "grid" not in found or "step" not in found["results"]:
+        return ""
+    case = found["results"]["step"]["C=10000000"]
     return (
-        f"One step of SGD at {found['num_classes']:,} classes of {found['width']} features, batch {found['batch']:,}, "
-        f"bfloat16: {found['ms']:.0f} ms ({found['least']:.0f} to {found['most']:.0f}{beside}), "
-        f"{found['peak_bytes'] / 1e9:.1f} GB at the peak, of which the weight and its gradient are "
-        f"{2 * found['weight_bytes'] / 1e9:.1f}.\n"
+        f"One step of SGD at {case['num_classes']:,} classes of {case['width']} features, batch {case['batch']:,}, "
+        f"bfloat16: {case['ms']:.0f} ms ({case['least']:.0f} to {case['most']:.0f}), "
+        f"{case['peak_bytes'] / 1e9:.1f} GB at the peak, of which the weight and its gradient are "
+        f"{2 * case['weight_bytes'] / 1e9:.1f}.\n"
     )
 
 
-def targets() -> str:
-    """What was aimed at and missed."""
-    rows = []
-    met = total = 0
-    for name in ("head_gpu", "fused_gpu"):
-        for target in record(name)["targets"]:
-            total, met = total + 1, met + target["met"]
-            if not target["met"]:
-                least, most = target["least"], target["most"]
-                limit = f"at most {most}" if least is None else f"at least {least}"
-                rows.append(f"| {target['name']} | {target['value']:.3f} | {limit} |")
-    names = "(`targets` in results/head_gpu.json and fused_gpu.json names them all)"
-    if met == total:
-        return f"All {total} targets are met {names}.\n"
-    table = ["| aimed at | found | limit |", "|---|---|---|", *rows]
-    return f"{met} of {total} targets are met {names}. The others:\n\n" + "\n".join(table) + "\n"
+def misses() -> str:
+    """Targets of the record that are not met."""
+    found = record("fused_gpu")
+    if "grid" not in found:
+        return ""
+    missed = [target for target in found["targets"] if not target["met"]]
+    if not missed:
+        return f"\nAll {len(found['targets'])} targets of the record are met.\n"
+    rows = [[target["name"], f"{target['value']:.3f}", _limit(target)] for target in missed]
+    heading = f"\n{len(missed)} of {len(found['targets'])} targets of the record are missed:\n\n"
+    return heading + table(["target", "measured", "limit"], rows)
 
 
-CONTENTS = {
-    "product": product,
-    "head": head,
-    "fused": fused,
-    "step": step,
-    "forms": forms,
-    "tails": tails,
-    "targets": targets,
-}
+def _limit(target: dict) -> str:
+    return f"at most {target['most']}" if target["least"] is None else f"at least {target['least']}"
+
+
+CONTENTS = {"product": product, "head": head, "grid": grid, "step": step, "misses": misses}
 
 
 def rewritten(text: str) -> str:
-    """The page with its tables replaced."""
+    """Return the page with its tables replaced."""
     for name, content in CONTENTS.items():
         begin, end = (mark.format(name) for mark in MARK)
         before, rest = text.split(begin)
@@ -163,7 +138,7 @@ def rewritten(text: str) -> str:
 
 
 def growth_figure() -> str:
-    """Time of the product against the number of classes, both logarithmic."""
+    """Draw the time of the product against the number of classes, both logarithmic."""
     found = record("head_gpu")
     sizes = sorted(found["results"]["growth"], key=int)
     times = [found["results"]["growth"][size]["us"] / 1e3 for size in sizes]
