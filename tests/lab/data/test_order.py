@@ -33,8 +33,8 @@ def test_files_of_another_order_are_no_official_ones(tmp_path, write_cifar):
         prepare(CIFAR100.replace(data_order="official"), tmp_path)
 
 
-def test_without_files_specs_stay_as_they_are(tmp_path):
-    assert with_order([CIFAR100], tmp_path / "nothing") == [CIFAR100]
+def test_without_files_the_order_is_that_of_a_download(tmp_path):
+    assert with_order([CIFAR100], tmp_path / "nothing") == [CIFAR100.replace(data_order="official")]
 
 
 def test_the_fingerprint_depends_on_the_order():

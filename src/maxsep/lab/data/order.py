@@ -46,18 +46,18 @@ def check_order(spec: RunSpec, labels: Tensor) -> None:
 def with_order(specs: Iterable[RunSpec], root: str | Path | None = None, *, download: bool = False) -> list[RunSpec]:
     """Set `data_order` in specs that leave it open, from the files that their runs would read.
 
-    Where the files cannot be read, specs stay as they are: training reports the reason.
+    Where the files cannot be read, the order is the official one, which a download has: training reports the reason.
 
     Args:
         specs: The runs.
         root: Folder of the datasets; by default $MAXSEP_DATA.
         download: Whether a missing dataset may be fetched.
 
-    >>> with_order([RunSpec(dataset="digits")])[0].data_order
-    ''
+    >>> [spec.data_order for spec in with_order([RunSpec(dataset="digits"), RunSpec(dataset="cifar100")], "nowhere")]
+    ['', 'official']
     """
     specs = list(specs)
-    orders = {}
+    orders = dict.fromkeys(ORDERED, "official")
     for dataset in {spec.dataset for spec in specs if not spec.data_order} & set(ORDERED):
         with suppress(OSError, ValueError):
             base = data_root(dataset, root)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from maxsep.lab import recipes
 from maxsep.lab.report.collect import Record
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.report.labels import dataset_label
+from maxsep.lab.spec import ORDERED, RunSpec
 
 _MOST_SEEDS = 100
 """A run with a seed further from a recipe's first was not made by that recipe: a command counts seeds from there."""
@@ -19,7 +20,8 @@ _SELECTED = ("dataset", "imbalance", "network", "optimiser")
 def commands(records: Sequence[Record], folders: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """The commands that lead here: those given, or else calls of recipes that train every run, and this report.
 
-    A call may train more than is there, and says how many. Runs that no call of a recipe trains are named in comments.
+    A call may train more than is there, and says how many. What it trains follows from the order of the data in DIR,
+    too, and it says where that is not the official one. Runs that no call of a recipe trains are named in comments.
     """
     if given:
         return tuple(given)
@@ -32,7 +34,7 @@ def commands(records: Sequence[Record], folders: Sequence[str], given: Sequence[
                 seeds, only = call.range(found)
                 trained = {spec.name for spec in call.specs(seeds, only)}
                 left = {name: spec for name, spec in left.items() if name not in trained}
-                lines.append(call.command(seeds, only) + call.share(trained & there, trained))
+                lines.append(call.command(seeds, only) + call.remarks(found, trained & there, trained))
     return (*lines, *_without_recipe(tuple(left)), f"maxsep report {' '.join(folders)}")
 
 
@@ -44,12 +46,16 @@ class _Call:
     precision: str
     max_train: int | None
     max_test: int | None
+    data_order: str
     epochs: int | None
     """None for the recipe's own."""
 
     def specs(self, seeds: int, only: str | None = None) -> list[RunSpec]:
         """What the call trains; after a search for the radius, what it trains for any choice."""
-        found = self.recipe.specs(seeds, self.epochs, only, self.precision, self.max_train, self.max_test)
+        found = [
+            spec.replace(data_order=self.data_order if spec.dataset in ORDERED else "")
+            for spec in self.recipe.specs(seeds, self.epochs, only, self.precision, self.max_train, self.max_test)
+        ]
         if self.recipe.sweep is None:
             return found
         any_choice = {str(radius): radius for radius in self.recipe.sweep.radii}
@@ -72,10 +78,15 @@ class _Call:
                 terms.append(f"{field}={values}")
         return _enough(self.recipe, specs), ",".join(terms) or None
 
-    def share(self, there: Collection[str], trained: Collection[str]) -> str:
-        """A comment where the call trains more than is there; what a search will choose cannot be counted."""
-        whole = self.recipe.sweep is not None or len(there) == len(trained)
-        return "" if whole else f"  # {len(there)} of its {len(trained)} runs are here"
+    def remarks(self, found: Sequence[RunSpec], there: Collection[str], trained: Collection[str]) -> str:
+        """A comment where the call trains more than is there, or needs other files than the official ones."""
+        told = []
+        if self.recipe.sweep is None and len(there) < len(trained):  # what a search will choose cannot be counted
+            told.append(f"{len(there)} of its {len(trained)} runs are here")
+        ordered = dict.fromkeys(spec.dataset for spec in found if spec.dataset in ORDERED)
+        if ordered and not self.data_order:
+            told.append(f"{', '.join(map(dataset_label, ordered))} in another order than the official one")
+        return f"  # {'; '.join(told)}" if told else ""
 
     def command(self, seeds: int, only: str | None) -> str:
         """The call as it is typed. The precision is named, because its default depends on the machine."""
@@ -105,6 +116,9 @@ def _enough(recipe: recipes.Recipe, specs: Sequence[RunSpec]) -> int:
 def _calls(recipe: recipes.Recipe, specs: Sequence[RunSpec]) -> Iterator[_Call]:
     """The calls of a recipe that may have made some of these runs: with its own epochs first, then with theirs."""
     firsts = [spec if spec.start_from is None else spec.start_from for spec in specs]
+    options = dict.fromkeys((spec.precision, spec.max_train, spec.max_test) for spec in specs)
+    orders = sorted({spec.data_order for spec in specs}, reverse=True)  # the official one first
     for epochs in (None, *sorted({spec.epochs for spec in firsts})):
-        for options in dict.fromkeys((spec.precision, spec.max_train, spec.max_test) for spec in specs):
-            yield _Call(recipe, *options, epochs)
+        for order in orders:
+            for option in options:
+                yield _Call(recipe, *option, order, epochs)
