@@ -7,6 +7,11 @@ from maxsep.lab.report.tables import EMPTY
 from maxsep.lab.spec import RunSpec, options
 
 
+def with_controls(specs):
+    """Runs of a recipe, and for every one with the matrix a `scaled` one at its radius."""
+    return [*specs, *(spec.replace(head="scaled") for spec in specs if spec.head == "maxsep" and spec.radius != 1)]
+
+
 def build(folder):
     settings = settings_of(collect(folder).records)
     return accuracy_tables(settings), results(settings)
@@ -17,7 +22,7 @@ def row(table, head, radius):
 
 
 def test_table_one_with_the_papers_numbers_and_its_contradictions(tmp_path, run_folders):
-    run_folders(tmp_path, recipes.get("table1").specs(only="dataset=cifar10,imbalance=1|0.02"))
+    run_folders(tmp_path, with_controls(recipes.get("table1").specs(only="dataset=cifar10,imbalance=1|0.02")))
     (resnet, convnet), _ = build(tmp_path)
     assert (resnet.title, convnet.title) == ("CIFAR-10, ResNet", "CIFAR-10, ConvNet")
     assert [r.group for r in resnet.rows if r.group] == ["balanced", "imbalance 0.02"]
@@ -31,7 +36,9 @@ def test_table_one_with_the_papers_numbers_and_its_contradictions(tmp_path, run_
 
 
 def test_at_radius_one_the_control_is_the_plain_run(tmp_path, run_folders):
-    run_folders(tmp_path, recipes.get("table1").specs(only="dataset=cifar100,imbalance=1,network=convnet"))
+    specs = recipes.get("table1").specs(only="dataset=cifar100,imbalance=1,network=convnet")
+    smaller = [spec.replace(radius=0.1) for spec in specs if spec.head == "maxsep"]
+    run_folders(tmp_path, with_controls([*specs, *smaller]))
     (table,), _ = build(tmp_path)
     assert [(r.cells[0].text, r.cells[1].text) for r in table.rows] == [
         ("plain", "1"),
@@ -46,7 +53,8 @@ def test_at_radius_one_the_control_is_the_plain_run(tmp_path, run_folders):
 
 
 def test_fewer_than_three_seeds_are_not_testable(tmp_path, run_folders):
-    run_folders(tmp_path, recipes.get("table1").specs(2, only="dataset=cifar10,imbalance=1,network=resnet34"))
+    specs = recipes.get("table1").specs(2, only="dataset=cifar10,imbalance=1,network=resnet34")
+    run_folders(tmp_path, with_controls(specs))
     (table,), found = build(tmp_path)
     cells = row(table, "maxsep", "0.1")
     assert cells[4].detail == cells[5].detail == "not testable"
@@ -68,7 +76,7 @@ def test_a_table_without_the_paper_has_no_column_for_it(tmp_path, run_folders):
 
 
 def test_results_hold_every_seed(tmp_path, run_folders):
-    run_folders(tmp_path, recipes.get("prototypes").specs(only="dataset=cifar10,imbalance=1"))
+    run_folders(tmp_path, with_controls(recipes.get("prototypes").specs(only="dataset=cifar10,imbalance=1")))
     _, found = build(tmp_path)
     hpn = next(r for r in found if r["loss"] == "squared_cosine")
     assert hpn["paper"] == {"prototypes": 93.27}

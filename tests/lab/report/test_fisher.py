@@ -23,7 +23,7 @@ def test_a_score_far_from_the_papers_carries_a_remark(tmp_path, run_folder):
     (table,) = section(tmp_path).tables
     (note,) = table.notes
     assert note.startswith("2.1 times the paper's score. ")
-    assert [bool(row.cells[3].notes) for row in table.rows] == [True, False, False]
+    assert [bool(row.cells[3].notes) for row in table.rows] == [True, False]
 
 
 def test_without_the_papers_numbers_its_column_and_sentence_are_left_out(tmp_path, run_folders):
