@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsep import simplex
-from maxsep.simplex import certify, coefficients, reflection
+from maxsep.simplex import certify, coefficients
 
 
 def test_equals_the_recursion_for_every_size_up_to_2000():
@@ -44,59 +44,6 @@ def test_geometry(num_classes):
     torch.testing.assert_close(P.sum(1), torch.zeros(k, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(P @ P.T, torch.eye(k, dtype=torch.float64) * num_classes / k, atol=1e-12, rtol=0)
     assert torch.equal(P, P.triu())
-
-
-@given(st.integers(2, 600))
-@settings(max_examples=60, deadline=None)
-def test_geometry_of_the_householder_basis(num_classes):
-    k = num_classes - 1
-    paper, turned = (simplex(num_classes, basis=basis, dtype=torch.float64) for basis in ("recursive", "householder"))
-    eye = torch.eye(k, dtype=torch.float64)
-    torch.testing.assert_close(turned.T @ turned, paper.T @ paper, atol=1e-12, rtol=0)  # the same simplex
-    torch.testing.assert_close(turned @ turned.T, eye * num_classes / k, atol=1e-12, rtol=0)
-    torch.testing.assert_close(turned.sum(1), torch.zeros(k, dtype=torch.float64), atol=1e-12, rtol=0)
-    rotation = k / num_classes * turned @ paper.T
-    torch.testing.assert_close(rotation @ rotation.T, eye, atol=1e-12, rtol=0)
-    torch.testing.assert_close(rotation @ paper, turned, atol=1e-12, rtol=0)
-
-
-def test_the_householder_basis_is_part_of_a_reflection():
-    reflector = torch.full((7,), 1 / math.sqrt(7), dtype=torch.float64)
-    reflector[-1] += 1
-    whole = torch.eye(7, dtype=torch.float64) - 2 * torch.outer(reflector, reflector) / reflector.dot(reflector)
-    expected = math.sqrt(7 / 6) * whole[:, :6].T
-    torch.testing.assert_close(simplex(7, basis="householder", dtype=torch.float64), expected, atol=1e-15, rtol=0)
-
-
-def test_two_classes_are_the_same_in_both_bases():
-    paper, turned = (simplex(2, basis=basis, dtype=torch.float64) for basis in ("recursive", "householder"))
-    torch.testing.assert_close(turned, paper, atol=0, rtol=1e-15)
-
-
-@given(st.floats(math.log(2), math.log(10**12)).map(lambda e: round(math.exp(e))))
-@settings(max_examples=100, deadline=None)
-def test_certificates_of_the_householder_basis(num_classes):
-    certificate = certify(num_classes, basis="householder")
-    assert certificate.norm <= 1e-14
-    assert certificate.cosine <= 1e-8
-    assert certificate.mean <= 1e-14
-
-
-def test_certificate_of_the_householder_basis_notices_a_wrong_number(monkeypatch):
-    def off_by_a_little(num_classes):
-        a, c, d = reflection(num_classes)
-        return a, c * (1 + 1e-6), d
-
-    monkeypatch.setattr(sys.modules["maxsep.simplex"], "reflection", off_by_a_little)
-    certificate = certify(1000, basis="householder")
-    assert certificate.norm > 1e-12
-    assert min(certificate.cosine, certificate.mean) > 1e-8
-
-
-def test_bad_basis():
-    for function in (simplex, certify):
-        with pytest.raises(ValueError, match="basis must be one of recursive, householder, got 'helmert'"):
-            function(3, basis="helmert")
 
 
 @pytest.mark.parametrize("num_classes", [2, 10, 1000, 3000])
@@ -156,26 +103,25 @@ def test_indices_beyond_int32_squares_and_float32_integers():
 
 
 @pytest.mark.parametrize(
-    ("bad", "error", "told"),
+    ("bad", "error"),
     [
-        (1, ValueError, "num_classes must be at least 2, got 1"),
-        (0, ValueError, "got 0"),
-        (-3, ValueError, "got -3"),
-        (2.0, TypeError, "num_classes must be an int, got float 2.0"),
-        (True, TypeError, "got bool True"),
-        ("10", TypeError, "got str '10'"),
-        (torch.tensor(3), TypeError, "got a tensor of shape ()"),
+        (1, ValueError),
+        (0, ValueError),
+        (-3, ValueError),
+        (2.0, TypeError),
+        (True, TypeError),
+        ("10", TypeError),
+        (torch.tensor(3), TypeError),
     ],
 )
-def test_bad_number_of_classes(bad, error, told):
+def test_bad_number_of_classes(bad, error):
     for function in (simplex, certify):
-        with pytest.raises(error) as caught:
+        with pytest.raises(error, match="num_classes"):
             function(bad)
-        assert told in str(caught.value)
 
 
 def test_bad_dtype():
-    with pytest.raises(TypeError, match=r"dtype must be a real floating-point type, got torch.int64"):
+    with pytest.raises(TypeError, match="dtype"):
         simplex(3, dtype=torch.int64)
 
 
@@ -183,7 +129,6 @@ def test_numbers_of_numpy_are_numbers():
     assert simplex(numpy.int64(3)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("basis", ["recursive", "householder"])
-def test_a_matrix_that_no_memory_holds_is_told_what_to_use_instead(basis):
-    with pytest.raises(MemoryError, match=r"of 10,000,000 classes has 400,000 GB.*separate\(x\) applies it in O\(C\)"):
-        simplex(10**7, basis=basis)
+def test_a_matrix_that_no_memory_holds_is_told_what_to_use_instead():
+    with pytest.raises(MemoryError, match=r"400,000 GB.*separate"):
+        simplex(10**7)

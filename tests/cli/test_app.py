@@ -28,7 +28,7 @@ def test_every_verb_has_help_with_an_example(call):
 def test_options_are_frozen(options):
     """A new option is a promise: add it here when it is meant."""
     shared = {"--data", "--download", "--no-download", "--runs", "--device", "--fast", "--no-fast", "--json"}
-    assert options("matrix") == {"--basis", "--draw", "--json"}
+    assert options("matrix") == {"--draw", "--json"}
     shown = {"--classes", "--batch", "--features", "--threads", "--quick", "--out"}
     assert options("bench") == shown | {"--device", "--json"}
     assert options("report") == {"--out", "--title"}

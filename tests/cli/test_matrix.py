@@ -14,24 +14,11 @@ def test_matrix_small_and_large(call, tmp_path):
     assert (tmp_path / "plane.svg").read_text().startswith("<svg")
 
 
-def test_matrix_in_the_householder_basis(call, refuse):
-    told = call("matrix", 3, "--basis", "householder")
-    assert "120.0000 degrees" in told
-    assert "0.96593" in told
-    assert "it is three numbers" in call("matrix", 10**12, "--basis", "householder")
-    told = json.loads(call("matrix", 1000, "--basis", "householder", "--json"))
-    assert (told["basis"], told["num_classes"]) == ("householder", 1000)
-    assert told["norm_error"] < 1e-14
-    told = refuse("matrix", 3, "--basis", "helmert")
-    assert "'helmert' is not one of" in told
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ([1], "num_classes must be at least 2, got 1"),
         ([10**12], "1,000,000,000,000 classes need about 74,505.8 GiB of memory"),
-        ([3, "--draw", "x.svg", "--basis", "householder"], "only the paper's basis is drawn, got --basis householder"),
         ([3, "--draw", "x.png"], "--draw writes SVG, got x.png. Let the name end in .svg"),
         ([7, "--draw", "x.svg"], "only 3 classes (a plane) and 4 classes (space) can be drawn, got 7"),
     ],
