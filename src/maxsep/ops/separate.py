@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from maxsep.checks import check_floating, check_radius
 from maxsep.ops.separate_triton import adjoint_triton, has_triton_kernel, separate_triton
-from maxsep.ops.tracing import is_plain_eager, is_traced, is_transformed
+from maxsep.ops.tracing import is_plain_eager
 from maxsep.simplex import coefficients
 
 
@@ -137,8 +137,8 @@ def scaled_coefficients(num_classes: int, radius: float, like: Tensor) -> tuple[
     """Return radius * s and radius * r of P, (C-1,) each, on the device and in the precision of another tensor."""
     # A fake tensor in the cache, or a real one inside a fake graph, would break every later call; what a CUDA graph
     # captures belongs to the graph.
-    is_capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    if is_capturing or like.is_meta or not is_plain_eager(like):
+    is_kept = not like.is_meta and is_plain_eager(like)
+    if not is_kept or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         s, r = coefficients(num_classes, dtype=like.dtype, device=like.device)
     else:
         s, r = _cached_coefficients(num_classes, like.dtype, like.device)
@@ -254,17 +254,3 @@ class _Adjoint(torch.autograd.Function):
 def _last_size(x: Tensor) -> int:
     size: int | Tensor = x.shape[-1]
     return int(size) if isinstance(size, Tensor) else size  # torch.jit.trace gives a tensor
-
-
-__all__ = [
-    "adjoint",
-    "is_traced",
-    "is_transformed",
-    "scaled_coefficients",
-    "separate",
-    "separate_linear",
-    "separate_to",
-    "wide_dtype",
-    "widened",
-    "without_autocast",
-]

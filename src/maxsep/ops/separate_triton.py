@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -46,11 +45,6 @@ def is_supported(index: int | None) -> bool:
 
 # a graph is compiled for one device: what torch.compiler.assume_constant_result does, without importing the compiler
 is_supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def is_interpreting() -> bool:
-    """Return whether Triton interprets its kernels, on a CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:

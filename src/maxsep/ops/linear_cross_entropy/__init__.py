@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
 from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
 from maxsep.ops.separate import separate_to, wide_dtype, without_autocast
 from maxsep.ops.separate_triton import on_device_of
-from maxsep.ops.tracing import is_plain_eager
+from maxsep.ops.tracing import is_plain_eager, is_traced
 
 __all__ = ["Algorithm", "Factors", "Layer", "choose_algorithm", "linear_logsumexp", "weighted_sum_of_losses"]
 
@@ -102,8 +101,8 @@ class _LogSumExp(torch.autograd.Function):
         return lse, target_logit
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         *tensors, lse = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
         gradients = _run(_logsumexp_backward, *tensors, ctx.radius, ctx.algorithm, lse, grad_lse, grad_target, needs)
@@ -129,8 +128,8 @@ class _WeightedSum(torch.autograd.Function):
         return _weighted_sum(lse, target_logit, factors, counts)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         x, weight, offset, target, lse, grad_lse, grad_target, z_loss, gain, *gradients = ctx.saved_tensors
         # a second backward pass through a retained graph computes them again: the first one's were given away
         if gradients and not ctx.is_spent:
@@ -143,6 +142,12 @@ class _WeightedSum(torch.autograd.Function):
             layer = (x, weight, offset, target, ctx.radius, ctx.algorithm)
             gradients = _run(_logsumexp_backward, *layer, lse, factor * g, grad_target * g, ctx.needs)
         return *_needed(gradients, ctx.needs), *[None] * 8
+
+
+def _refuse_second_derivatives() -> None:
+    # torch's once_differentiable takes gradients for constants where the one that came in is a constant
+    if torch.is_grad_enabled() and not is_traced():
+        raise RuntimeError("the fused loss has first derivatives only; second ones need impl='logits'")
 
 
 def _needed(gradients: Any, needs: list[bool]) -> list[Tensor | None]:
@@ -197,8 +202,7 @@ def _backward_impl(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    like = (x, weight, x.new_empty(0, dtype=wide_dtype(x)) if offset is None else offset)
-    return tuple(torch.empty_like(t) if needed else t.new_empty(0) for t, needed in zip(like, rest[-1], strict=True))
+    return _gradients_fake(x, weight, offset, weight.dtype, rest[-1])
 
 
 def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
@@ -211,11 +215,16 @@ def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _loss_and_gradients_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    target, radius, *_, needs = rest
-    dtype = over_samples.weight_sum_dtype(Layer(x, weight, offset, target, radius))
-    dw = weight.new_empty(weight.shape if needs[1] else 0, dtype=dtype)
+    dtype = over_samples.weight_sum_dtype(Layer(x, weight, offset, *rest[:2]))
+    return *_logsumexp_fake(x), *_gradients_fake(x, weight, offset, dtype, rest[-1])
+
+
+def _gradients_fake(
+    x: Tensor, weight: Tensor, offset: Tensor | None, dtype: torch.dtype, needs: list[bool]
+) -> tuple[Tensor, ...]:
+    dw = torch.empty_like(weight if needs[1] else weight[:0, 0], dtype=dtype)
     columns = x.new_empty(0 if offset is None or not needs[2] else len(offset), dtype=wide_dtype(x))
-    return *_logsumexp_fake(x), x.new_empty(x.shape if needs[0] else 0), dw, columns
+    return x.new_empty(x.shape if needs[0] else 0), dw, columns
 
 
 _IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maxsep.ops.linear_cross_entropy.over_samples import ALIGNED, Gradients, Layer, accumulate_product
 from maxsep.ops.separate import wide_dtype
-from maxsep.ops.separate_triton import IS_INSTALLED, is_interpreting, on_device_of
+from maxsep.ops.separate_triton import IS_INSTALLED, on_device_of
 
 CHUNK_BYTES = {"cuda": 192 << 20, "cpu": 8 << 20}
 """Memory of the gradient at the logits of a chunk of classes; on CUDA also at most a quarter of all logits."""
@@ -98,10 +98,6 @@ def fused_kernels(x: Tensor, weight: Tensor, *, forward: bool, offset: bool) -> 
         return None
     if x.stride(1) != 1 or weight.stride(1) != 1:
         return None
-    if is_interpreting():
-        from maxsep.ops.linear_cross_entropy import tile_kernels
-
-        return tile_kernels
     if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or not has_copy_engine(x.device):
         return None
     from maxsep.ops.linear_cross_entropy import hopper_kernels, tile_kernels

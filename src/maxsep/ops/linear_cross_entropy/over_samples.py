@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.separate import adjoint, separate_to, wide_dtype
-from maxsep.ops.separate_triton import has_triton_kernel, is_interpreting, on_device_of
+from maxsep.ops.separate_triton import has_triton_kernel, on_device_of
 
 FEW_BYTES = {"cuda": 192 << 20, "cpu": 16 << 20}
 """Outputs of all samples up to which there is one chunk; on a CPU also those of a chunk."""
@@ -102,7 +102,7 @@ def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]
     x, weight, wide = layer.x, layer.weight, wide_dtype(layer.x)
     lse, target_logit = (x.new_empty(len(x), dtype=wide) for _ in range(2))
     dx = x.new_empty(x.shape if needs[0] else 0)
-    dw = weight.new_empty(weight.shape if needs[1] else 0, dtype=weight_sum_dtype(layer))
+    dw = torch.empty_like(weight if needs[1] else weight[:0, 0], dtype=weight_sum_dtype(layer))
     columns = torch.zeros(len(weight) if needs[2] else 0, dtype=wide, device=x.device)
     weight = weight.to(x.dtype)
     main = len(weight) // ALIGNED * ALIGNED
@@ -176,7 +176,7 @@ def _softmax(
     z: Tensor, layer: Layer, rows: slice, lse: Tensor, target_logit: Tensor, factors: Factors | None = None
 ) -> Tensor:
     """Write log-sum-exp and target logit of a chunk; with `factors` return the gradient at z."""
-    if not (has_triton_kernel(z) or (is_interpreting() and z.dtype == torch.float32)):
+    if not has_triton_kernel(z):
         return _softmax_torch(z, layer, rows, lse, target_logit, factors)
     from maxsep.ops.linear_cross_entropy.softmax_kernel import block_stats, finish_rows
 
@@ -230,7 +230,8 @@ def _offset_gradient(columns: Tensor, layer: Layer, lse: Tensor, factors: Factor
     if layer.radius is None:
         return columns
     num_classes = layer.num_classes
-    total = factors.lse.sum() + factors.target.sum()
+    is_class = (layer.target >= 0) & (layer.target < num_classes)
+    total = (factors.lse + torch.where(is_class, factors.target, 0)).sum()
     if factors.z_loss is not None:
         total = total + 2 * factors.z_loss @ lse
     inverse = (num_classes - 1) / num_classes / layer.radius

@@ -84,14 +84,14 @@ def finish_rows(
     mass = exp_sum * tl.exp2((block_max - reference) * LOG2_E)  # of each block, relative to exp(reference)
     lse = row_max + tl.log(tl.sum(mass, 0))
     index = tl.load(target + row)
+    is_class = (index >= 0) & (index < num_classes)
     if block == 0:
-        is_class = (index >= 0) & (index < num_classes)
         shift = tl.sum(tl.where(offs_n == index // BLOCK_V, carry, 0.0), 0)
         picked = tl.load(target_logit + row, mask=is_class, other=float("nan")) - shift
         tl.store(target_logit + row, picked)
         tl.store(lse_out + row, lse)
     if GRADIENT:
-        factor, pull = tl.load(grad_lse + row), tl.load(grad_target + row)
+        factor, pull = tl.load(grad_lse + row), tl.load(grad_target + row, mask=is_class, other=0.0)
         if Z_LOSS:
             factor += 2 * tl.load(z_loss + row) * lse
         num_outputs = num_classes - 1 if SEPARATED else num_classes

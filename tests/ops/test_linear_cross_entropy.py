@@ -1,0 +1,259 @@
+"""Log-sum-exp and target logit of a layer equal those of its logits, in value and every gradient."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from maxsep import simplex
+from maxsep.ops.linear_cross_entropy import (
+    Factors,
+    Layer,
+    choose_algorithm,
+    linear_logsumexp,
+    over_classes,
+    over_samples,
+    weighted_sum_of_losses,
+)
+
+both = pytest.mark.parametrize("algorithm", ["classes", "samples"])
+
+
+def layer_of(num_classes, batch, width, radius=0.7, offset=True, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(num_classes * 100 + batch * 10 + width)
+
+    def normal(*shape, dtype=dtype):
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    outputs = num_classes - (radius is not None)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    target = torch.randint(num_classes, (batch,), generator=generator)
+    numbers = normal(num_classes, dtype=wide) if offset else None
+    return Layer(normal(batch, width), normal(outputs, width), numbers, target, radius)
+
+
+def leaves(layer):
+    return [t for t in layer[:3] if t is not None and t.requires_grad]
+
+
+def doubled(layer):
+    return Layer(*(t if t is None else t.detach().double().requires_grad_() for t in layer[:3]), *layer[3:])
+
+
+def dense(layer):
+    """Log-sum-exp and target logit from all logits, by the matrix."""
+    x, weight, offset, target, radius = layer
+    logits = x @ weight.T
+    if radius is not None:
+        logits = radius * logits @ simplex(layer.num_classes, dtype=logits.dtype)
+    logits = logits if offset is None else logits + offset
+    is_class = (target >= 0) & (target < layer.num_classes)
+    picked = logits.gather(1, torch.where(is_class, target, 0)[:, None])[:, 0]
+    return logits.logsumexp(1), torch.where(is_class, picked, torch.nan)
+
+
+def dense_sum(layer, factors, counts):
+    lse, logit = dense(layer)
+    value = factors.lse * lse + factors.target * logit + (0 if factors.z_loss is None else factors.z_loss * lse**2)
+    return torch.where(counts, value, 0).sum()
+
+
+def assert_all_close(ours, theirs, tolerance=1e-10, **options):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.to(b.dtype), b, atol=tolerance, rtol=tolerance, **options)
+
+
+def small_chunks(patch, layer):
+    """Chunks of 2 samples or 8 classes."""
+    patch.setitem(over_samples.FEW_BYTES, "cpu", 2 * len(layer.weight) * 8)
+    patch.setitem(over_classes.CHUNK_BYTES, "cpu", 1)
+    patch.setattr(over_classes, "MULTIPLE", 8)
+
+
+@given(
+    algorithm=st.sampled_from(["classes", "samples"]),
+    num_classes=st.integers(2, 40),
+    batch=st.integers(1, 9),
+    width=st.integers(1, 9),
+    radius=st.none() | st.just(0.7),
+    offset=st.booleans(),
+    needs=st.sampled_from([needs for needs in itertools.product((True, False), repeat=3) if any(needs[:2])]),
+    is_chunked=st.booleans(),
+    bad_label=st.none() | st.sampled_from([-100, -1, 40, 1000]),
+)
+@settings(max_examples=150)
+def test_values_and_gradients(algorithm, num_classes, batch, width, radius, offset, needs, is_chunked, bad_label):
+    layer = layer_of(num_classes, batch, width, radius, offset)
+    for tensor, needed in zip(layer[:3], needs, strict=True):
+        if tensor is not None:
+            tensor.requires_grad_(needed)
+    if bad_label is not None:
+        layer.target[0] = bad_label
+    up = [torch.randn(batch, dtype=torch.float64) for _ in range(2)]
+    counts = (layer.target >= 0) & (layer.target < num_classes)
+    factors = Factors(*(counts * torch.randn(batch, dtype=torch.float64) for _ in range(3)))
+    factors = factors if num_classes % 2 else factors._replace(z_loss=None)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_chunked:
+            small_chunks(patch, layer)
+        pair, value = linear_logsumexp(layer, algorithm), weighted_sum_of_losses(layer, factors, counts, algorithm)
+        ours = [*torch.autograd.grad(pair, leaves(layer), up), *torch.autograd.grad(value, leaves(layer))]
+    exact_pair, exact = dense(layer), dense_sum(layer, factors, counts)
+    assert_all_close([*pair, value], [*exact_pair, exact], equal_nan=True)
+    assert_all_close(
+        ours, [*torch.autograd.grad(exact_pair, leaves(layer), up), *torch.autograd.grad(exact, leaves(layer))]
+    )
+
+
+@both
+@pytest.mark.parametrize("radius", [None, 0.7])
+def test_classes_that_the_offset_rules_out(algorithm, radius, monkeypatch):
+    layer = layer_of(30, 5, 4, radius)
+    layer.offset.data[:17] = -torch.inf  # all of the first chunks
+    layer.target.copy_(torch.tensor([17, 20, 25, 29, 17]))
+    small_chunks(monkeypatch, layer)
+    pair, exact = linear_logsumexp(layer, algorithm), dense(layer)
+    assert_all_close(pair, exact)
+    up = [torch.randn(5, dtype=torch.float64) for _ in range(2)]
+    assert_all_close(torch.autograd.grad(pair, leaves(layer), up), torch.autograd.grad(exact, leaves(layer), up))
+    layer.offset.data.fill_(-torch.inf)
+    lse, _ = linear_logsumexp(layer, algorithm)
+    assert (lse == -torch.inf).all()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(lse.sum(), leaves(layer)))
+
+
+@both
+def test_a_retained_graph_gives_the_same_gradients_again(algorithm):
+    layer, one = layer_of(40, 6, 4), torch.ones(6, dtype=torch.float64)
+    value = weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, algorithm)
+    first = torch.autograd.grad(value, leaves(layer), torch.tensor(2.0).double(), retain_graph=True)
+    assert_all_close(torch.autograd.grad(value, leaves(layer), torch.tensor(2.0).double()), first, 0)
+
+
+@both
+def test_second_derivatives_are_refused(algorithm):
+    layer, one = layer_of(9, 6, 4), torch.ones(6, dtype=torch.float64)
+    for value in (
+        linear_logsumexp(layer, algorithm)[0].sum(),
+        weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, algorithm),
+    ):
+        with pytest.raises(RuntimeError, match="first derivatives"):
+            torch.autograd.grad(value, layer.x, create_graph=True)
+
+
+@both
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_half_precision_with_a_loss_scale(algorithm, is_chunked, dtype, tolerance, monkeypatch):
+    """A mean over so many samples underflows in float16, unless it is scaled before it is rounded."""
+    layer = layer_of(200, 24, 16, dtype=dtype)
+    if is_chunked:
+        small_chunks(monkeypatch, layer)
+    factor = torch.full((24,), 1e-8)
+    factors, counts, scale = Factors(factor, -factor, None), factor > 0, torch.tensor(2.0**16)
+    value = weighted_sum_of_losses(layer, factors, counts, algorithm)
+    exact_layer = doubled(layer)
+    exact = dense_sum(exact_layer, Factors(factor.double(), -factor.double(), None), counts)
+    torch.testing.assert_close(value.double(), exact, rtol=tolerance, atol=0)
+    ours = torch.autograd.grad(value, leaves(layer), scale)
+    for a, b in zip(ours, torch.autograd.grad(exact, leaves(exact_layer), scale.double()), strict=True):
+        assert (a.double() - b).norm() <= 2 * tolerance * b.norm()
+    assert [gradient.dtype for gradient in ours] == [dtype, dtype, torch.float32]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.filterwarnings("ignore:divide by zero")  # the logarithm of rows beyond the batch, which are not stored
+@pytest.mark.parametrize(("algorithm", "radius"), [("classes", None), ("samples", None), ("samples", 0.7)])
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("num_classes", [2, 300])
+def test_kernels_in_the_interpreter(algorithm, radius, offset, num_classes, monkeypatch):
+    monkeypatch.setattr(over_samples, "BLOCK_V", 128)
+    layer = layer_of(num_classes, 3, 72 if num_classes > 2 else 4, radius, offset, torch.float32)
+    layer.target[0] = num_classes
+    if offset:
+        layer.offset.data[: num_classes // 2] = -torch.inf  # the whole of a block
+        layer.target[1:] = num_classes - 1
+    exact_layer = doubled(layer)
+    pair, exact = linear_logsumexp(layer, algorithm), dense(exact_layer)
+    assert_all_close(pair, exact, 1e-4, equal_nan=True)
+    up = [torch.randn(3) for _ in range(2)]
+    exact_gradients = torch.autograd.grad(exact, leaves(exact_layer), [u.double() for u in up])
+    assert_all_close(torch.autograd.grad(pair, leaves(layer), up), exact_gradients, 1e-4)
+    counts = layer.target < num_classes
+    factors = Factors(*(counts * torch.randn(3) for _ in range(3)))
+    value = weighted_sum_of_losses(layer, factors, counts, algorithm)
+    exact = dense_sum(exact_layer, Factors(*(f.double() for f in factors)), counts)
+    torch.testing.assert_close(value.double(), exact, atol=1e-4, rtol=1e-4)
+    assert_all_close(torch.autograd.grad(value, leaves(layer)), torch.autograd.grad(exact, leaves(exact_layer)), 1e-4)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_scaling_in_the_interpreter(factor):
+    from maxsep.ops.linear_cross_entropy.softmax_kernel import scale_unless_one
+
+    x = torch.arange(100.0)
+    scale_unless_one[(2,)](x, torch.tensor(factor), 99, BLOCK=64)
+    assert torch.equal(x[:99], factor * torch.arange(99.0))
+    assert x[99] == 99
+
+
+@pytest.mark.parametrize(
+    ("batch", "features", "classes", "algorithm"),
+    [(128, 256, 1_000, "samples"), (1024, 128, 50_000, "samples"), (1024, 128, 1_000_000, "classes"),
+     (4, 128, 1_000_000, "samples")],
+)  # fmt: skip
+def test_choice_on_a_cpu(batch, features, classes, algorithm):
+    weight = torch.empty(classes, 1).expand(classes, features)
+    assert choose_algorithm(torch.empty(batch, features), weight) == algorithm
+
+
+@pytest.mark.parametrize(
+    ("batch", "features", "classes", "algorithm"),
+    [(64, 512, 1_000, "samples"), (4096, 512, 100_000, "classes"), (2048, 4096, 128_256, "samples"),
+     (8192, 1024, 128_000, "classes"), (8192, 2048, 32_000, "samples"), (4096, 511, 100_000, "samples")],
+)  # fmt: skip
+def test_choice_on_a_gpu(fake_gpu, monkeypatch, batch, features, classes, algorithm):
+    monkeypatch.setattr(over_classes, "has_copy_engine", lambda device: True)
+    x, weight = (fake_gpu(size, features, dtype=torch.bfloat16) for size in (batch, classes))
+    assert choose_algorithm(x, weight) == algorithm
+    assert choose_algorithm(x.float(), weight.float()) == "samples"
+    monkeypatch.setattr(over_classes, "has_copy_engine", lambda device: False)
+    assert choose_algorithm(x, weight) == "samples"
+
+
+def peak(step):
+    """Return the bytes that a step held at most beyond those it started with, as torch's allocator counts."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.parametrize("radius", [None, 0.1])
+def test_memory(radius):
+    layer = layer_of(50_000, 1_024, 128, radius, dtype=torch.float32)
+    one = torch.ones(1_024)
+
+    def step():
+        weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, choose_algorithm(*layer[:2])).backward()
+
+    gradients = sum(t.nbytes for t in leaves(layer))
+    assert peak(step) - gradients <= 100 << 20
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_are_registered_as_torch_wants_them(algorithm, dtype):
+    layer = Layer(*(t.detach() if isinstance(t, torch.Tensor) else t for t in layer_of(20, 6, 4, None, dtype=dtype)))
+    one, ops = torch.ones(6), torch.ops.maxsep
+    for x, weight in ((layer.x, layer.weight), (layer.x.T.contiguous().T, layer.weight.T.contiguous().T)):
+        arguments = (x, weight, *layer[2:])
+        torch.library.opcheck(ops.linear_logsumexp.default, (*arguments, algorithm))
+        for needs in ([True, True, True], [False, True, False]):
+            backward = (*arguments, algorithm, one, one, -one, needs)
+            torch.library.opcheck(ops.linear_logsumexp_backward.default, backward)
+            torch.library.opcheck(ops.linear_loss_and_gradients.default, (*arguments, one, -one, one, needs))
