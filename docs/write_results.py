@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
 from maxsep.lab import recipes
 from maxsep.lab.data.open_set import SPLITS, OpenSet
 from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK, candidates
@@ -30,6 +32,7 @@ RESULTS = "<!-- results: written from results/runs by docs/write_results.py -->\
 METHODS = "<!-- methods: written from results/runs by docs/write_results.py -->\n", "<!-- /methods -->"
 BEYOND = "<!-- beyond: written from results/runs by docs/write_results.py -->\n", "<!-- /beyond -->"
 ABLATION = "<!-- ablation: written from results/runs by docs/write_results.py -->\n", "<!-- /ablation -->"
+PLAN = "<!-- plan: written from results/runs by docs/write_results.py -->\n", "<!-- /plan -->"
 CELLS = "<!-- cells: written from results/runs by docs/write_results.py -->\n", "<!-- /cells -->"
 OUTSIDE = "<!-- outside: written from results/runs by docs/write_results.py -->\n", "<!-- /outside -->"
 OPEN = "<!-- open: written from results/runs by docs/write_results.py -->\n", "<!-- /open -->"
@@ -63,6 +66,28 @@ def table() -> str:
                 five = bars[dataset]["resnet"][head]["0.01"]
                 given = f"{theirs:.2f} | {five['mean']:.2f} ± {five['std']:.2f}"
             rows.append(f"| {title}, {name} | {given} | {in_percent(found)} | {len(found)} |")
+    return "\n".join(rows) + "\n"
+
+
+def plan() -> str:
+    """The cells of Table 1 that were run by docs/plan.md on CIFAR-100, in Markdown."""
+    tables = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["table1_cifar"]["cifar100"]
+    rows = ["| cell | plain | maxsep | difference, 95 % interval | paper's difference |", "|---|---|---|---|---|"]
+    for imbalance, network in itertools.product((0.01, 0.02), ("resnet34", "convnet")):
+        found: dict[str, dict[int, float]] = {"plain": {}, "maxsep": {}}
+        for record in collect(RUNS).records:
+            spec = record.spec
+            if (spec.data_order, spec.imbalance, spec.network) == ("official", imbalance, network):
+                found[spec.head][spec.seed] = 100 * record.metrics["top1"]
+        plain, matrix = ([values[seed] for seed in sorted(values)] for values in found.values())
+        differences = [ours - theirs for ours, theirs in zip(matrix, plain, strict=True)]
+        low, high = stats.t.interval(0.95, len(plain) - 1, statistics.mean(differences), stats.sem(differences))
+        paper = tables["resnet" if network == "resnet34" else network]
+        gain = paper["maxsep"][str(imbalance)] - paper["plain"][str(imbalance)]
+        name = {"resnet34": "ResNet", "convnet": "ConvNet"}[network]
+        interval = f"{statistics.mean(differences):+.2f} [{low:+.2f}, {high:+.2f}]"
+        means = f"{statistics.mean(plain):.2f} | {statistics.mean(matrix):.2f}"
+        rows.append(f"| {name}, {imbalance} | {means} | {interval} | {gain:+.2f} |")
     return "\n".join(rows) + "\n"
 
 
@@ -473,6 +498,7 @@ def cost() -> str:
 PAGES = {
     "README.md": {RESULTS: table, BEYOND: beyond, COST: cost},
     "docs/results.md": {
+        PLAN: plan,
         METHODS: methods,
         ABLATION: ablation,
         CELLS: cells,
