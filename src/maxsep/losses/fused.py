@@ -191,9 +191,8 @@ def _losses(problem: _Problem, options: _Options, impl: str) -> Tensor:
         value = (1 - smoothing) * value + smoothing * (lse * mean_weight - _mean_logit(layer, weight))
     if z_loss:
         value = value + z_loss * lse * lse
-    if sample_weight is not None:
-        value = value * sample_weight
-    return torch.where(problem.counts, value, 0.0)
+    value = torch.where(problem.counts, value, 0.0)  # first, or NaN would reach the gradient of the sample's weight
+    return value if sample_weight is None else value * sample_weight
 
 
 def _summed(problem: _Problem, options: _Options, algorithm: Algorithm) -> Tensor:
@@ -203,16 +202,21 @@ def _summed(problem: _Problem, options: _Options, algorithm: Algorithm) -> Tenso
     if sample_weight is not None:
         factor = factor * sample_weight
     of_class = factor if weight is None else factor * _of_target(weight, layer)
+    inverse = None
     if reduction == "mean":
-        divisor = of_class.sum()
-        is_same, factor = of_class is factor, factor / divisor
-        of_class = factor if is_same else of_class / divisor
+        inverse = of_class.sum().reciprocal()
+        finite = inverse.nan_to_num(posinf=0.0, neginf=0.0)
+        is_same, factor = of_class is factor, factor * finite
+        of_class = factor if is_same else of_class * finite
     grad_lse = of_class
     if smoothing:
         grad_lse = (1 - smoothing) * of_class + smoothing * factor * (1 if weight is None else weight.mean())
     factors = Factors(grad_lse, of_class * (smoothing - 1), z_loss * factor if z_loss else None)
     value = weighted_sum_of_losses(layer, factors, problem.counts, algorithm)
-    return value if not smoothing else value - smoothing * (factor * _mean_logit(layer, weight)).sum()
+    if smoothing:
+        value = value - smoothing * (factor * _mean_logit(layer, weight)).sum()
+    # 0 * inf: as in torch, the mean of no sample is NaN and its gradients are zero
+    return value if inverse is None else torch.add(value, inverse, alpha=0)
 
 
 def _divisor(problem: _Problem, options: _Options) -> Tensor:

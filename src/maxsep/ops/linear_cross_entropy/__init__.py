@@ -161,6 +161,8 @@ def _gain(x: Tensor, factors: Factors) -> Tensor | None:
 
 def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype, in_place: bool) -> Tensor:
     """Return scale * tensor in `dtype`; large ones in place, which costs next to nothing for a scale of 1."""
+    if is_traced():  # the compiler joins the two, and does not accept every `out`
+        return (tensor * scale).to(dtype)
     if tensor.dtype != dtype or not in_place or tensor.numel() < LARGE_GRADIENT:
         return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
     from maxsep.ops.linear_cross_entropy.softmax_kernel import scale_unless_one
