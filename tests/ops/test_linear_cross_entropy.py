@@ -13,7 +13,7 @@ from maxsep.ops.linear_cross_entropy import (
     Factors,
     Layer,
     choose_algorithm,
-    linear_logsumexp,
+    layer_logsumexp,
     over_classes,
     over_samples,
     weighted_sum_of_losses,
@@ -57,7 +57,11 @@ def dense(layer):
 
 def dense_sum(layer, factors, counts):
     lse, logit = dense(layer)
-    value = factors.lse * lse + factors.target * logit + (0 if factors.z_loss is None else factors.z_loss * lse**2)
+    value = (
+        factors.grad_lse * lse
+        + factors.grad_target * logit
+        + (0 if factors.z_loss is None else factors.z_loss * lse**2)
+    )
     return torch.where(counts, value, 0).sum()
 
 
@@ -99,7 +103,7 @@ def test_values_and_gradients(algorithm, num_classes, batch, width, radius, offs
     with pytest.MonkeyPatch.context() as patch:
         if is_chunked:
             small_chunks(patch, layer)
-        pair, value = linear_logsumexp(layer, algorithm), weighted_sum_of_losses(layer, factors, counts, algorithm)
+        pair, value = layer_logsumexp(layer, algorithm), weighted_sum_of_losses(layer, factors, counts, algorithm)
         ours = [*torch.autograd.grad(pair, leaves(layer), up), *torch.autograd.grad(value, leaves(layer))]
     exact_pair, exact = dense(layer), dense_sum(layer, factors, counts)
     assert_all_close([*pair, value], [*exact_pair, exact], equal_nan=True)
@@ -115,12 +119,12 @@ def test_classes_that_the_offset_rules_out(algorithm, radius, monkeypatch):
     layer.offset.data[:17] = -torch.inf  # all of the first chunks
     layer.target.copy_(torch.tensor([17, 20, 25, 29, 17]))
     small_chunks(monkeypatch, layer)
-    pair, exact = linear_logsumexp(layer, algorithm), dense(layer)
+    pair, exact = layer_logsumexp(layer, algorithm), dense(layer)
     assert_all_close(pair, exact)
     up = [torch.randn(5, dtype=torch.float64) for _ in range(2)]
     assert_all_close(torch.autograd.grad(pair, leaves(layer), up), torch.autograd.grad(exact, leaves(layer), up))
     layer.offset.data.fill_(-torch.inf)
-    lse, _ = linear_logsumexp(layer, algorithm)
+    lse, _ = layer_logsumexp(layer, algorithm)
     assert (lse == -torch.inf).all()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(lse.sum(), leaves(layer)))
 
@@ -137,7 +141,7 @@ def test_a_retained_graph_gives_the_same_gradients_again(algorithm):
 def test_second_derivatives_are_refused(algorithm):
     layer, one = layer_of(9, 6, 4), torch.ones(6, dtype=torch.float64)
     for value in (
-        linear_logsumexp(layer, algorithm)[0].sum(),
+        layer_logsumexp(layer, algorithm)[0].sum(),
         weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, algorithm),
     ):
         with pytest.raises(RuntimeError, match="first derivatives"):
@@ -177,7 +181,7 @@ def test_kernels_in_the_interpreter(algorithm, radius, offset, num_classes, monk
         layer.offset.data[: num_classes // 2] = -torch.inf  # the whole of a block
         layer.target[1:] = num_classes - 1
     exact_layer = doubled(layer)
-    pair, exact = linear_logsumexp(layer, algorithm), dense(exact_layer)
+    pair, exact = layer_logsumexp(layer, algorithm), dense(exact_layer)
     assert_all_close(pair, exact, 1e-4, equal_nan=True)
     up = [torch.randn(3) for _ in range(2)]
     exact_gradients = torch.autograd.grad(exact, leaves(exact_layer), [u.double() for u in up])

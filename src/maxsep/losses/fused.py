@@ -20,8 +20,14 @@ from maxsep.checks import (
     check_smoothing,
 )
 from maxsep.heads import ControlHead, MaxSeparationHead, PlainHead, ScaledHead
-from maxsep.ops.linear_cross_entropy import Algorithm, Factors, Layer, choose_algorithm, weighted_sum_of_losses
-from maxsep.ops.linear_cross_entropy import linear_logsumexp as layer_logsumexp
+from maxsep.ops.linear_cross_entropy import (
+    Algorithm,
+    Factors,
+    Layer,
+    choose_algorithm,
+    layer_logsumexp,
+    weighted_sum_of_losses,
+)
 from maxsep.ops.separate import adjoint, is_autocasting, separate_to, wide_dtype, widened
 from maxsep.ops.tracing import is_transformed
 
@@ -77,20 +83,20 @@ def fused_cross_entropy(
     z_loss = check_number("z_loss", z_loss, "a number of at least 0", lambda value: value >= 0)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
-    problem = _problem(head, x, target, adjustment, ignore_index)
+    samples = _flat_samples(head, x, target, adjustment, ignore_index)
     options = _Options(
-        _class_weights(problem, weight), _sample_weights(x, target, sample_weight), reduction, smoothing, z_loss
+        _class_weights(samples, weight), _sample_weights(x, target, sample_weight), reduction, smoothing, z_loss
     )
     if is_transformed() or torch.compiler.is_exporting() or not target.numel():
         impl = "logits"
     elif impl == "auto":
-        impl = choose_algorithm(problem.layer.x, problem.layer.weight)
-    if impl != "logits" and reduction != "none" and not options.is_trained:
-        return _summed(problem, options, impl)
-    losses = _losses(problem, options, impl)
+        impl = choose_algorithm(samples.layer.x, samples.layer.weight)
+    if impl != "logits" and reduction != "none" and not options.trains_sample_weight:
+        return _summed(samples, options, impl)
+    losses = _losses(samples, options, impl)
     if reduction == "none":
         return losses.reshape(target.shape)
-    return losses.sum() / _divisor(problem, options) if reduction == "mean" else losses.sum()
+    return losses.sum() / _divisor(samples, options) if reduction == "mean" else losses.sum()
 
 
 def linear_logsumexp(
@@ -108,19 +114,19 @@ def linear_logsumexp(
     >>> torch.allclose((lse - logit).mean().exp(), F.cross_entropy(head(x), target).exp())  # perplexity
     True
     """
-    problem = _problem(head, x, target, adjustment, IGNORED)
+    samples = _flat_samples(head, x, target, adjustment, IGNORED)
     if is_transformed() or torch.compiler.is_exporting() or not target.numel():
-        lse, logit = _held(problem.layer)
+        lse, logit = _from_logits(samples.layer)
     else:
-        lse, logit = layer_logsumexp(problem.layer, choose_algorithm(problem.layer.x, problem.layer.weight))
+        lse, logit = layer_logsumexp(samples.layer, choose_algorithm(samples.layer.x, samples.layer.weight))
     return lse.reshape(target.shape), logit.reshape(target.shape)
 
 
-class _Problem(NamedTuple):
+class _Samples(NamedTuple):
     """A layer with flat samples, targets by column, and which samples count."""
 
     layer: Layer
-    counts: Tensor
+    is_counted: Tensor
     order: Tensor | None
     """The class of every column, if it is not the column's number."""
 
@@ -135,12 +141,12 @@ class _Options(NamedTuple):
     z_loss: float
 
     @property
-    def is_trained(self) -> bool:
+    def trains_sample_weight(self) -> bool:
         """Whether the gradient of a sample's loss needs more than the layer's gradients."""
         return self.sample_weight is not None and self.sample_weight.requires_grad and torch.is_grad_enabled()
 
 
-def _problem(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Problem:
+def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Samples:
     weight, bias, radius, scale = _parameters(head)
     _check(x, target, weight)
     num_classes = len(weight) + (radius is not None)
@@ -158,11 +164,11 @@ def _problem(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ig
         columns = adjustment.to(wide) if order is None else adjustment.to(wide)[order]
         offset = columns if offset is None else offset + columns
     labels = target.reshape(-1)
-    counts = labels != ignore_index
+    is_counted = labels != ignore_index
     if order is not None:  # labels that are no class stay what they are
         is_class = (labels >= 0) & (labels < num_classes)
         labels = torch.where(is_class, head.class_columns[torch.where(is_class, labels, 0)], labels)  # type: ignore[index]
-    return _Problem(Layer(rows, weight, offset, labels, radius), counts, order)
+    return _Samples(Layer(rows, weight, offset, labels, radius), is_counted, order)
 
 
 def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, float]:
@@ -179,10 +185,10 @@ def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, f
     )
 
 
-def _losses(problem: _Problem, options: _Options, impl: str) -> Tensor:
+def _losses(samples: _Samples, options: _Options, impl: str) -> Tensor:
     """Return the loss of every sample, (B,): 0 where it does not count, NaN where its label is no class."""
-    layer, (weight, sample_weight, _, smoothing, z_loss) = problem.layer, options
-    lse, logit = _held(layer) if impl == "logits" else layer_logsumexp(layer, impl)  # type: ignore[arg-type]
+    layer, (weight, sample_weight, _, smoothing, z_loss) = samples.layer, options
+    lse, logit = _from_logits(layer) if impl == "logits" else layer_logsumexp(layer, impl)  # type: ignore[arg-type]
     value = lse - logit
     if weight is not None:
         value = value * _of_target(weight, layer)
@@ -191,14 +197,14 @@ def _losses(problem: _Problem, options: _Options, impl: str) -> Tensor:
         value = (1 - smoothing) * value + smoothing * (lse * mean_weight - _mean_logit(layer, weight))
     if z_loss:
         value = value + z_loss * lse * lse
-    value = torch.where(problem.counts, value, 0.0)  # first, or NaN would reach the gradient of the sample's weight
+    value = torch.where(samples.is_counted, value, 0.0)  # first, or NaN would reach the gradient of the sample's weight
     return value if sample_weight is None else value * sample_weight
 
 
-def _summed(problem: _Problem, options: _Options, algorithm: Algorithm) -> Tensor:
+def _summed(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tensor:
     """Return the mean or the sum, as a weighted sum of log-sum-exps and target logits with constant factors."""
-    layer, (weight, sample_weight, reduction, smoothing, z_loss) = problem.layer, options
-    factor = problem.counts.to(wide_dtype(layer.x))
+    layer, (weight, sample_weight, reduction, smoothing, z_loss) = samples.layer, options
+    factor = samples.is_counted.to(wide_dtype(layer.x))
     if sample_weight is not None:
         factor = factor * sample_weight
     of_class = factor if weight is None else factor * _of_target(weight, layer)
@@ -212,17 +218,17 @@ def _summed(problem: _Problem, options: _Options, algorithm: Algorithm) -> Tenso
     if smoothing:
         grad_lse = (1 - smoothing) * of_class + smoothing * factor * (1 if weight is None else weight.mean())
     factors = Factors(grad_lse, of_class * (smoothing - 1), z_loss * factor if z_loss else None)
-    value = weighted_sum_of_losses(layer, factors, problem.counts, algorithm)
+    value = weighted_sum_of_losses(layer, factors, samples.is_counted, algorithm)
     if smoothing:
         value = value - smoothing * (factor * _mean_logit(layer, weight)).sum()
     # 0 * inf: as in torch, the mean of no sample is NaN and its gradients are zero
     return value if inverse is None else torch.add(value, inverse, alpha=0)
 
 
-def _divisor(problem: _Problem, options: _Options) -> Tensor:
+def _divisor(samples: _Samples, options: _Options) -> Tensor:
     weight, sample_weight = options.weight, options.sample_weight
-    factor = problem.counts.to(wide_dtype(problem.layer.x))
-    factor = factor if weight is None else factor * _of_target(weight, problem.layer)
+    factor = samples.is_counted.to(wide_dtype(samples.layer.x))
+    factor = factor if weight is None else factor * _of_target(weight, samples.layer)
     return (factor if sample_weight is None else factor * sample_weight).sum()
 
 
@@ -246,7 +252,7 @@ def _mean_logit(layer: Layer, weight: Tensor | None) -> Tensor:
     return mean / num_classes
 
 
-def _held(layer: Layer) -> tuple[Tensor, Tensor]:
+def _from_logits(layer: Layer) -> tuple[Tensor, Tensor]:
     """Return log-sum-exp and target logit from all logits, by differentiable operations."""
     x, weight, offset, target, radius = layer
     logits = widened(F.linear(x, weight.to(x.dtype)))
@@ -257,15 +263,15 @@ def _held(layer: Layer) -> tuple[Tensor, Tensor]:
     return logits.logsumexp(-1), torch.where(is_class, picked, torch.nan)
 
 
-def _class_weights(problem: _Problem, weight: Tensor | None) -> Tensor | None:
-    layer = problem.layer
+def _class_weights(samples: _Samples, weight: Tensor | None) -> Tensor | None:
+    layer = samples.layer
     weight = check_per_class("weight", weight, layer.num_classes, layer.x.device)
     if weight is None:
         return None
     if weight.requires_grad:
         raise ValueError("weight must not require a gradient: class weights have none here")
     weight = weight.to(wide_dtype(layer.x))
-    return weight if problem.order is None else weight[problem.order]
+    return weight if samples.order is None else weight[samples.order]
 
 
 def _sample_weights(x: Tensor, target: Tensor, sample_weight: Tensor | None) -> Tensor | None:

@@ -194,7 +194,7 @@ class _SeparateLinear(torch.autograd.Function):
             outputs.mul_(-r).cumsum_(-1)
             block[:, 0] = 0
             block[:, :-1] += diagonal
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[1])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,6 +1,6 @@
 r"""Log-sum-exp and target logit of a linear layer, differentiable, without the logits in memory.
 
-    logits = x W^T + offset,  or  radius * P^T x W^T + offset;    lse_i = log sum_j exp logits_ij,    z_i = logits_i,y_i
+    logits = x W^T + offset,  or  radius * P^T x W^T + offset;    lse_i = log sum_j exp logits_ij
 
 Two algorithms, chosen by shape in `choose_algorithm`: `over_classes` computes the logits twice and suits few features;
 `over_samples` suits wide features. Everything else of a loss (class weights, smoothing, reductions) is ordinary code on
@@ -22,7 +22,7 @@ from maxsep.ops.separate import separate_to, wide_dtype, without_autocast
 from maxsep.ops.separate_triton import on_device_of
 from maxsep.ops.tracing import is_plain_eager, is_traced
 
-__all__ = ["Algorithm", "Factors", "Layer", "choose_algorithm", "linear_logsumexp", "weighted_sum_of_losses"]
+__all__ = ["Algorithm", "Factors", "Layer", "choose_algorithm", "layer_logsumexp", "weighted_sum_of_losses"]
 
 Algorithm = Literal["classes", "samples"]
 MAX_FEATURES_OVER_CLASSES = 512
@@ -51,19 +51,19 @@ def choose_algorithm(x: Tensor, weight: Tensor) -> Algorithm:
     return "classes" if is_narrow or batch >= 8 * features else "samples"
 
 
-def linear_logsumexp(layer: Layer, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+def layer_logsumexp(layer: Layer, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp and the target's logit of every sample, (B,) each, differentiable in x, weight, offset."""
-    lse, target_logit = _LogSumExp.apply(*_streamed(layer, algorithm), algorithm)  # type: ignore[no-untyped-call]
+    lse, target_logit = _LogSumExp.apply(*_place_matrix(layer, algorithm), algorithm)  # type: ignore[no-untyped-call]
     return lse, target_logit
 
 
 def weighted_sum_of_losses(layer: Layer, factors: Factors, counts: Tensor, algorithm: Algorithm) -> Tensor:
-    """Return sum_i f.lse_i lse_i + f.target_i z_i + f.z_loss_i lse_i^2 over the samples that count.
+    """Return sum_i grad_lse_i lse_i + grad_target_i target_logit_i + z_loss_i lse_i^2 over the samples that count.
 
     The factors are constants, zero for samples that do not count. So `over_samples` makes the gradients in the forward
     pass, and the backward pass only scales them.
     """
-    layer = _streamed(layer, algorithm)
+    layer = _place_matrix(layer, algorithm)
     needs = [t is not None and t.requires_grad for t in (layer.x, layer.weight, layer.offset)]
     if torch.is_grad_enabled() and any(needs):
         result: Tensor = _WeightedSum.apply(*layer, *factors, counts, algorithm, needs)  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ def weighted_sum_of_losses(layer: Layer, factors: Factors, counts: Tensor, algor
     return _weighted_sum(lse, target_logit, factors, counts)
 
 
-def _streamed(layer: Layer, algorithm: Algorithm) -> Layer:
+def _place_matrix(layer: Layer, algorithm: Algorithm) -> Layer:
     """Fold P into the weight; over samples only where there are fewer numbers in the weight than in the outputs."""
     x, weight, offset, target, radius = layer
     if radius is None:
@@ -84,7 +84,7 @@ def _streamed(layer: Layer, algorithm: Algorithm) -> Layer:
 
 
 def _weighted_sum(lse: Tensor, target_logit: Tensor, factors: Factors, counts: Tensor) -> Tensor:
-    value = torch.addcmul(factors.lse * lse, factors.target, target_logit)
+    value = torch.addcmul(factors.grad_lse * lse, factors.grad_target, target_logit)
     if factors.z_loss is not None:
         value = torch.addcmul(value, factors.z_loss, lse * lse)
     return torch.where(counts, value, 0).sum()
@@ -116,27 +116,29 @@ class _WeightedSum(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         x, weight, offset, target, ctx.radius, *rest = arguments
         factors, (counts, ctx.algorithm, ctx.needs) = Factors(*rest[:3]), rest[3:]
-        layer, gradients, gain = (x, weight, offset, target, ctx.radius), (), None
+        layer, gradients, underflow_scale = (x, weight, offset, target, ctx.radius), (), None
         if ctx.algorithm == "samples":
-            gain = _gain(x, factors)
-            scaled = factors if gain is None else [f if f is None else f * gain for f in factors]
+            underflow_scale = _underflow_scale(x, factors)
+            scaled = factors if underflow_scale is None else [f if f is None else f * underflow_scale for f in factors]
             lse, target_logit, *gradients = _run(_loss_and_gradients, *layer, *scaled, ctx.needs)
         else:
             lse, target_logit = _run(_logsumexp, *layer, ctx.algorithm)
-        ctx.save_for_backward(x, weight, offset, target, lse, *factors, gain, *gradients)
-        ctx.is_spent = False
+        ctx.save_for_backward(x, weight, offset, target, lse, *factors, underflow_scale, *gradients)
+        ctx.gave_gradients_away = False
         return _weighted_sum(lse, target_logit, factors, counts)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
-        x, weight, offset, target, lse, grad_lse, grad_target, z_loss, gain, *gradients = ctx.saved_tensors
+        x, weight, offset, target, lse, grad_lse, grad_target, z_loss, underflow_scale, *gradients = ctx.saved_tensors
         # a second backward pass through a retained graph computes them again: the first one's were given away
-        if gradients and not ctx.is_spent:
-            ctx.is_spent = x.is_cuda and is_plain_eager(x, g)
-            scale = g if gain is None else g / gain
+        if gradients and not ctx.gave_gradients_away:
+            ctx.gave_gradients_away = x.is_cuda and is_plain_eager(x, g)
+            scale = g if underflow_scale is None else g / underflow_scale
             dtypes = (x.dtype, weight.dtype, wide_dtype(x))
-            gradients = [_scaled(t, scale, dtype, ctx.is_spent) for t, dtype in zip(gradients, dtypes, strict=True)]
+            gradients = [
+                _scaled(t, scale, dtype, ctx.gave_gradients_away) for t, dtype in zip(gradients, dtypes, strict=True)
+            ]
         else:
             factor = grad_lse if z_loss is None else grad_lse + 2 * z_loss * lse
             layer = (x, weight, offset, target, ctx.radius, ctx.algorithm)
@@ -154,9 +156,9 @@ def _needed(gradients: Any, needs: list[bool]) -> list[Tensor | None]:
     return [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
 
 
-def _gain(x: Tensor, factors: Factors) -> Tensor | None:
+def _underflow_scale(x: Tensor, factors: Factors) -> Tensor | None:
     """Return a factor that keeps float16 gradients from underflowing before the loss scale is known."""
-    return None if x.dtype != torch.float16 else factors.lse.abs().amax().clamp(min=1e-30).reciprocal()
+    return None if x.dtype != torch.float16 else factors.grad_lse.abs().amax().clamp(min=1e-30).reciprocal()
 
 
 def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype, in_place: bool) -> Tensor:

@@ -1,4 +1,4 @@
-r"""Linear cross-entropy in chunks of classes: 8 B C D multiply-adds and no logits in memory, for few features.
+r"""Linear cross-entropy in chunks of classes: four products (8 B C D flops), no logits in memory, for few features.
 
 The forward pass accumulates the log-sum-exp online. The backward pass computes the logits of each chunk again, as the
 gradient g (B, chunk), and adds

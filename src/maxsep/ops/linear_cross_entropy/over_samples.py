@@ -1,4 +1,4 @@
-r"""Linear cross-entropy in chunks of samples: 6 B C D multiply-adds, for wide features or few logits.
+r"""Linear cross-entropy in chunks of samples: three products (6 B C D flops), for wide features or few logits.
 
 For every chunk of samples
 
@@ -58,13 +58,13 @@ class Gradients(NamedTuple):
 class Factors(NamedTuple):
     """Gradients with respect to lse and target logit, and the factor of lse^2, (B,) each."""
 
-    lse: Tensor
-    target: Tensor
+    grad_lse: Tensor
+    grad_target: Tensor
     z_loss: Tensor | None
 
     def of(self, rows: slice) -> Factors:
         """Return the factors of some samples."""
-        return Factors(self.lse[rows], self.target[rows], None if self.z_loss is None else self.z_loss[rows])
+        return Factors(self.grad_lse[rows], self.grad_target[rows], None if self.z_loss is None else self.z_loss[rows])
 
 
 def chunk_rows(batch: int, features: int, outputs: int, itemsize: int, device: str) -> int:
@@ -95,7 +95,7 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]) -> tuple[Tensor, Tensor, Gradients]:
-    """Return log-sum-exp, target logit and the gradients of sum_i f.lse lse + f.target z_y + f.z_loss lse^2.
+    """Return log-sum-exp, target logit and the gradients of sum_i grad_lse lse + grad_target target_logit + z_loss lse^2.
 
     The weight's gradient is in `weight_sum_dtype(layer)`.
     """
@@ -215,10 +215,10 @@ def _softmax_torch(
     target_logit.copy_(torch.where(is_class, logits.gather(1, index), torch.nan)[:, 0])
     if factors is None:
         return z
-    factor = factors.lse if factors.z_loss is None else factors.lse + 2 * factors.z_loss * lse
+    factor = factors.grad_lse if factors.z_loss is None else factors.grad_lse + 2 * factors.z_loss * lse
     reference = torch.where(lse == -torch.inf, 0, lse)[:, None]
     g = logits.sub_(reference).exp_().mul_(factor[:, None])
-    g.scatter_add_(1, index, torch.where(is_class, factors.target[:, None], 0))
+    g.scatter_add_(1, index, torch.where(is_class, factors.grad_target[:, None], 0))
     return g.to(z.dtype) if layer.radius is None else adjoint(g, layer.radius).to(z.dtype)
 
 
@@ -231,7 +231,7 @@ def _offset_gradient(columns: Tensor, layer: Layer, lse: Tensor, factors: Factor
         return columns
     num_classes = layer.num_classes
     is_class = (layer.target >= 0) & (layer.target < num_classes)
-    total = (factors.lse + torch.where(is_class, factors.target, 0)).sum()
+    total = (factors.grad_lse + torch.where(is_class, factors.grad_target, 0)).sum()
     if factors.z_loss is not None:
         total = total + 2 * factors.z_loss @ lse
     inverse = (num_classes - 1) / num_classes / layer.radius
