@@ -29,32 +29,19 @@ def check_num_classes(num_classes: Any) -> int:
     return check_count("num_classes", num_classes, least=2)
 
 
-def check_positive(name: str, value: Any) -> float:
-    """Return a positive finite number as a float."""
+def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
+    """Return a finite number for which `is_allowed` holds as a float; `allowed` names the range in the error."""
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
-        raise TypeError(f"{name} must be a number, got {_describe(value)}")
+        raise TypeError(f"{name} must be {allowed}, got {_describe(value)}")
     number: Any = value
-    if not 0 < number < math.inf:  # comparisons, because a compiler can trace them
-        raise ValueError(f"{name} must be positive and finite, got {value}")
+    if not (-math.inf < number < math.inf and is_allowed(number)):  # comparisons, because a compiler can trace them
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
     return float(number)
 
 
 def check_radius(radius: Any) -> float:
     """Return a radius, positive and finite."""
-    return check_positive("radius", radius)
-
-
-def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
-    """Return a finite number for which `is_allowed` holds as a float; `allowed` names the range in the error.
-
-    >>> check_number("tau", 1, "a number of at least 0", lambda tau: tau >= 0)
-    1.0
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be {allowed}, got {_describe(value)}")
-    if not (math.isfinite(value) and is_allowed(value)):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
-    return float(value)
+    return check_number("radius", radius, "a positive finite number", lambda value: value > 0)
 
 
 def check_smoothing(label_smoothing: Any) -> float:
@@ -120,11 +107,7 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
 
 
 def check_class_counts(class_counts: Any) -> Tensor:
-    """Return the number of training samples of every class, (C,) int64 on the CPU, each at least 1.
-
-    >>> check_class_counts([500, 50.0, 5])
-    tensor([500,  50,   5])
-    """
+    """Return the number of training samples of every class, (C,) int64 on the CPU, each at least 1."""
     counts = _as_vector("class_counts", class_counts)
     if len(counts) < 2:
         raise ValueError(f"class_counts must have an entry for each of at least 2 classes, got {len(counts)}")
@@ -153,13 +136,7 @@ def can_look(tensor: Tensor) -> bool:
     )
 
 
-def advice_on_labels(target: Tensor) -> str:
-    """Return what to do about labels of another shape than (batch,)."""
-    return "Give as many labels as samples." if target.dim() == 1 else "Turn one-hot rows into indices with argmax(1)."
-
-
 def _as_vector(name: str, values: Any) -> Tensor:
-    """Return a copy as a float64 vector on the CPU."""
     if isinstance(values, Mapping | ValuesView):  # a Counter lists classes in the order in which it met them
         raise TypeError(f"{name} must be numbers in class order, as of torch.bincount, got {_describe(values)}")
     try:

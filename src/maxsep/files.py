@@ -35,15 +35,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers see the old content or the new one, and an error leaves the old one.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "a"
-    >>> replace_file(path, b"old")
-    >>> replace_file(path, b"new")
-    >>> [(entry.name, entry.read_bytes()) for entry in path.parent.iterdir()]
-    [('a', b'new')]
-    """
+    """Replace a file atomically: readers see the old content or the new one, and an error leaves the old one."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         write_file(temporary, content)
@@ -85,13 +77,6 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     After any error the earlier folder is in place and nothing else is left. An existing folder is replaced only if it
     has a manifest. A process that is killed between the two renames of a replacement leaves the earlier folder under
     a hidden name, which `verify_folder` reports.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp()) / "saved"
-    >>> write_folder(folder, lambda temporary: write_file(temporary / "a.txt", b"hello"))
-    >>> verify_folder(folder, ("a.txt",))
-    >>> sorted(path.name for path in folder.iterdir())
-    ['MANIFEST.json', 'a.txt']
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} exists and was not written by maxsep, so it is not overwritten")
@@ -114,12 +99,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
-    """Raise unless the folder holds exactly these files, each with the size and SHA-256 of its manifest.
-
-    Raises:
-        FileNotFoundError: The folder or a file is missing.
-        ValueError: The manifest or a file is damaged.
-    """
+    """Raise ValueError unless the folder holds exactly these files with the sizes and SHA-256 of its manifest."""
     if not folder.is_dir():
         earlier = next(iter(sorted(folder.parent.glob(f".{folder.name}.old-*"))), None)
         raise FileNotFoundError(f"there is no folder {folder}" + (f"; an earlier one is {earlier}" if earlier else ""))

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from maxsep.checks import check_num_classes
 
-__all__ = ["Certificate", "certify", "coefficients", "simplex"]
-
 
 def coefficients(
     num_classes: int,
@@ -55,10 +53,9 @@ def simplex(
 ) -> Tensor:
     """Build P, shape (C-1, C): unit columns, pairwise cosine -1/(C-1), zero mean.
 
-    Column order and signs are those of the paper's recursion; it takes O(C^2), the size of the result. Training and
-    inference never need it: `separate` applies it in O(C) per sample.
+    Column order and signs are those of the paper's recursion.
 
-    Pitfall: at 100,000 classes the dense matrix has 40 GB.
+    Pitfall: at 100,000 classes the dense matrix has 40 GB. `separate` applies it in O(C) per sample and needs none.
 
     >>> simplex(3)
     tensor([[ 1.0000, -0.5000, -0.5000],
@@ -73,10 +70,7 @@ def simplex(
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # a GPU's error says enough, and others catch it by its type
             raise
-        size = num_classes * (num_classes - 1) * dtype.itemsize
-        raise MemoryError(
-            f"the dense matrix of {num_classes:,} classes has {size / 1e9:,.0f} GB; separate() needs none"
-        ) from error
+        raise MemoryError(f"the dense matrix of {num_classes:,} classes does not fit; separate() needs none") from error
     matrix.diagonal().copy_(s)
     return matrix + 0.0  # turns the -0.0 that triu leaves below the diagonal into 0.0
 
