@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any, Self
 
 import torch
-import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,8 +16,6 @@ from maxsep.heads.etf import orthonormal_rows
 from maxsep.heads.registry import register
 from maxsep.ops import separate
 from maxsep.simplex import simplex
-
-torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
 @register("hpn")
@@ -72,7 +69,7 @@ class HPNHead(LayerHead):
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
         """Return the product of prototypes and layer; only dot products have one."""
         if self.normalise:
-            raise ValueError("cosines have no linear form; folded() keeps the normalisation as a layer")
+            return super().linear_form()
         weight = self.prototypes @ self.weight * self.radius
         return weight, None if self.bias is None else self.prototypes @ self.bias * self.radius
 
@@ -122,10 +119,6 @@ class LearnableMatrixHead(LayerHead):
     def _start(self) -> Tensor:
         return simplex(self.num_classes, dtype=self.weight.dtype, device=self.weight.device) * self.radius
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the C-1 numbers that the matrix turns into logits."""
-        return self.layer(x)
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
         return F.linear(self.features(x), self.matrix.T)
@@ -152,10 +145,6 @@ class ExtraLayerHead(LayerHead):
         super().reset_parameters()
         if hasattr(self, "extra"):
             default_init(self.extra.weight, self.extra.bias)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the C-1 numbers that the extra layer turns into logits."""
-        return self.layer(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
@@ -200,10 +189,6 @@ class RotatedMaxSeparationHead(LayerHead):
     def features(self, x: Tensor) -> Tensor:
         """Return the C-1 numbers that P turns into logits."""
         return F.linear(self.layer(x), self.matrix)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        return separate(self.features(x), self.radius)
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
         """Return radius * P^T Q weight and radius * P^T Q bias."""

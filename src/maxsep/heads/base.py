@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.fx
@@ -11,16 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maxsep.checks import check_count, check_floating, check_last_dimension, check_num_classes, check_radius
+from maxsep.ops import separate
 
-__all__ = [
-    "FixedRadius",
-    "Head",
-    "LayerHead",
-    "default_init",
-    "linear_from",
-    "refuse_two_classes",
-    "unit_norm_then_linear",
-]
+torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
 class FixedRadius(nn.Module):
@@ -50,6 +43,10 @@ class FixedRadius(nn.Module):
         if not math.isclose(radius, self.radius, rel_tol=max(slack, 1e-6)):
             raise ValueError(f"the state dict was trained at radius={radius:g}, the head has {self.radius:g}")
 
+    def extra_repr(self) -> str:
+        """Return the number of classes and the radius."""
+        return f"num_classes={self.num_classes}, radius={self.radius:g}"
+
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         state = state_dict.get(prefix + "_extra_state")
         if state is not None:  # before anything of this module is copied
@@ -60,8 +57,8 @@ class FixedRadius(nn.Module):
 class Head(FixedRadius):
     """Features (..., in_features) to logits (..., num_classes).
 
-    A subclass defines its parameters, `forward`, `linear_form` or `folded`, and `features` where class vectors are
-    compared with something else than x.
+    A subclass defines its parameters, `forward`, `linear_form` or `folded`, and `features` if class vectors are not
+    compared with x.
     """
 
     def __init__(self, in_features: int, num_classes: int, radius: float = 1.0) -> None:
@@ -78,8 +75,8 @@ class Head(FixedRadius):
         return x
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight (num_classes, in_features) and bias of the nn.Linear with the same logits."""
-        raise NotImplementedError(f"{type(self).__name__} does not define linear_form()")
+        """Return weight (num_classes, in_features) and bias of the nn.Linear with the same logits, if there is one."""
+        raise ValueError(f"{type(self).__name__} has no linear form; folded() keeps a normalisation as a layer")
 
     @torch.no_grad()
     def folded(self) -> nn.Module:
@@ -88,7 +85,7 @@ class Head(FixedRadius):
 
     def extra_repr(self) -> str:
         """Return the sizes and the radius."""
-        return f"in_features={self.in_features}, num_classes={self.num_classes}, radius={self.radius:g}"
+        return f"in_features={self.in_features}, {super().extra_repr()}"
 
     def _checked(self, x: Tensor) -> Tensor:
         value: object = x
@@ -98,8 +95,10 @@ class Head(FixedRadius):
 
 
 class LayerHead(Head):
-    """A head with a trained layer: weight (layer_outputs, in_features) and, unless switched off, a bias."""
+    """A head with a trained layer: weight (C-1, in_features) and, unless switched off, a bias; P follows by default."""
 
+    has_matrix: ClassVar[bool] = True
+    """Whether class vectors of C-1 numbers follow the layer; if not, it has C outputs."""
     bias: nn.Parameter | None
 
     def __init__(
@@ -113,14 +112,10 @@ class LayerHead(Head):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, num_classes, radius)
-        rows = self.layer_outputs()
+        rows = self.num_classes - self.has_matrix
         self.weight = nn.Parameter(torch.empty(rows, self.in_features, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
-
-    def layer_outputs(self) -> int:
-        """Return the outputs of the trained layer: C-1 where fixed class vectors follow, C where none do."""
-        return self.num_classes - 1
 
     def reset_parameters(self) -> None:
         """Draw new parameters as nn.Linear does."""
@@ -129,6 +124,14 @@ class LayerHead(Head):
     def layer(self, x: Tensor) -> Tensor:
         """Return weight x + bias."""
         return F.linear(self._checked(x), self.weight, self.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return what is compared with the class vectors, (..., C-1)."""
+        return self.layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of x."""
+        return separate(self.features(x), self.radius)
 
 
 def linear_from(weight: Tensor, bias: Tensor | None) -> nn.Linear:

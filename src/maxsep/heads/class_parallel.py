@@ -25,8 +25,10 @@ from maxsep.checks import (
     Reduction,
     check_count,
     check_floating,
+    check_index_type,
     check_labels,
     check_last_dimension,
+    check_per_class,
     check_reduction,
     check_smoothing,
 )
@@ -35,10 +37,7 @@ from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops import widened
 from maxsep.simplex import coefficients
 
-__all__ = ["ClassParallelHead"]
-
-Group = Any
-"""A process group of torch.distributed, or None for the default one."""
+Group = Any  # a process group of torch.distributed, or None for the default one
 
 
 class ClassParallelHead(FixedRadius):
@@ -47,26 +46,18 @@ class ClassParallelHead(FixedRadius):
     `loss` is the cross-entropy over all C classes, equal to F.cross_entropy of the whole head's logits, for one
     all-gather of three numbers per sample and rank. No rank ever holds all logits or all rows.
 
-    By default every rank passes the same x and target and gets the gradient of the whole loss. With `data_parallel`,
-    each rank passes its part of the batch, of the same size everywhere: `mean` and `sum` run over the samples of all
-    ranks, everything else is returned for the rank's samples, and the gradient of x is scaled such that a network
-    inside DDP, which takes the mean over ranks, gets the gradient of that loss.
-
     weight and bias are DTensors, sharded along the classes: torch.distributed.checkpoint saves and loads them, and the
     state of their optimiser, at any number of ranks, and a MaxSeparationHead loads the same folder. `load_state_dict`
     takes the state dict of a MaxSeparationHead too.
 
     Args:
-        in_features: Width of the features.
-        num_classes: C, at least 2; ranks may own no class.
-        radius: Length of the class vectors.
-        bias: Whether the trained layer has a bias.
+        in_features, num_classes, radius, bias, device, dtype: As of `MaxSeparationHead`; ranks may own no class.
         group: The ranks that share the classes; the default group if None.
-        data_parallel: Whether each rank has a batch of its own.
-        validate: Whether ranks compare the sizes of their batches in every call, for one more exchange of a number and,
-            on a GPU, a wait for it. By default they do in the first call only, outside of compiled code.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+        data_parallel: Whether each rank passes its part of the batch, of the same size everywhere, instead of the same
+            x and target. `mean` and `sum` run over the samples of all ranks, everything else is returned for the rank's
+            samples, and the gradient of x is scaled for a network inside DDP, which takes the mean over ranks.
+        validate: Whether ranks compare the sizes of their batches in every call, which makes the host wait, instead of
+            in the first one only.
 
     Pitfall: keep the head out of DDP, and clip its gradients apart from the network's: the norm of DTensors runs over
     all ranks. After the first call, batches of different sizes end the process (gloo) or hang (NCCL) unless `validate`
@@ -76,8 +67,8 @@ class ClassParallelHead(FixedRadius):
     >>> place = f"file://{tempfile.mkdtemp()}/ranks"
     >>> distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
     >>> head = ClassParallelHead(64, 1000)
-    >>> head.loss(torch.randn(8, 64), torch.arange(8)).shape, head
-    (torch.Size([]), ClassParallelHead(in_features=64, num_classes=1000, radius=1, rank 0 of 1))
+    >>> head.loss(torch.randn(8, 64), torch.arange(8)).shape, head.predict(torch.randn(8, 64)).shape
+    (torch.Size([]), torch.Size([8]))
     >>> distributed.destroy_process_group()
     """
 
@@ -100,7 +91,9 @@ class ClassParallelHead(FixedRadius):
         self.in_features = check_count("in_features", in_features)
         self.group, self.data_parallel, self.validate = group, data_parallel, validate
         self._has_compared_sizes = False
-        self.shard = _Shard(self.num_classes, *_rank_and_ranks(group))
+        if (rank := distributed.get_rank(group)) < 0:
+            raise ValueError(f"group must contain this process, got one without rank {distributed.get_rank()}")
+        self.shard = _Shard(self.num_classes, rank, distributed.get_world_size(group))
         rows = len(range(*self.shard.rows))
         self.weight = nn.Parameter(self._sharded(torch.empty(rows, self.in_features, device=device, dtype=dtype)))
         local_bias = torch.empty(rows, device=device, dtype=dtype)
@@ -127,33 +120,24 @@ class ClassParallelHead(FixedRadius):
     ) -> Tensor:
         """Return the cross-entropy of the logits of all classes, as F.cross_entropy does, in at least float32.
 
-        Args:
-            x: (B, in_features).
-            target: (B,), class indices from 0 to C-1 or `ignore_index`. Others raise ValueError on the CPU and make the
-                loss NaN elsewhere, where looking at them would make the host wait.
-            weight: Of all classes, (C,), the same on all ranks; a constant.
-            reduction: `mean` (weighted) over the samples that count, `sum`, or `none` for one value per sample.
-            label_smoothing: In [0, 1].
-            ignore_index: The target of samples that do not count.
+        x is (B, in_features) and target (B,). Class indices out of range raise ValueError on the CPU and make the loss
+        NaN elsewhere, where looking at them would make the host wait. weight (C,) is a constant and the same on all
+        ranks.
         """
         check_reduction(reduction)
         smoothing = check_smoothing(label_smoothing)
-        if not isinstance(target, Tensor) or target.dtype != torch.int64:
-            raise TypeError(f"target must be an int64 tensor, got {getattr(target, 'dtype', type(target).__name__)}")
+        check_index_type(target)
         if x.dim() != 2 or target.shape != x.shape[:1]:
-            raise ValueError(
-                f"x must be (batch, {self.in_features}) and target (batch,), got {x.shape}, {target.shape}"
-            )
-        if weight is not None and weight.shape != (self.num_classes,):
-            raise ValueError(f"weight must be ({self.num_classes},), got {tuple(weight.shape)}")
+            raise ValueError(f"x must be (B, {self.in_features}) and target (B,), got {x.shape} and {target.shape}")
+        weight = check_per_class("weight", weight, self.num_classes, x.device)
         check_labels(target, self.num_classes, ignore_index)
         self._check_input(x)
         labels = _gathered(target, self.group).flatten() if self.data_parallel else target
         counts, is_class = labels != ignore_index, (labels >= 0) & (labels < self.num_classes)
         index, local = torch.where(is_class, labels, 0), self._local_logits(x)
         weight = None if weight is None else weight.detach().to(local.dtype)
-        smoothed = weight if smoothing else None
-        lse, chosen, weighted = _LogSumExp.apply(local, index, smoothed, self.shard, self.group)  # type: ignore[no-untyped-call]
+        factors = self.shard.factors(weight) if smoothing and weight is not None else None
+        lse, chosen, weighted = _LogSumExp.apply(local, index, factors, self.shard, self.group)  # type: ignore[no-untyped-call]
         values = (1 - smoothing) * (lse - chosen) * (1 if weight is None else weight[index])
         if weight is None:  # all logits sum to zero, so their unweighted sum vanishes
             values = values + smoothing * lse
@@ -166,15 +150,12 @@ class ClassParallelHead(FixedRadius):
         return values.sum() / total if reduction == "mean" else values.sum()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of all classes, (..., C), for evaluation and for other losses at a small C.
-
-        Differentiable, if every rank computes the same loss from them; all logits travel to all ranks.
-        """
+        """Return the logits of all classes, (..., C), on every rank; every rank must compute the same loss of them."""
         self._check_input(x)
         logits = _AllLogits.apply(self._local_logits(x), self.shard, self.group)  # type: ignore[no-untyped-call]
-        is_autocast = torch.is_autocast_enabled(x.device.type)
-        logits = self._own_samples(logits if is_autocast else logits.to(self.weight.dtype))
-        return logits.view(*x.shape[:-1], self.num_classes)
+        if not torch.is_autocast_enabled(x.device.type):
+            logits = logits.to(self.weight.dtype)
+        return self._own_samples(logits).view(*x.shape[:-1], self.num_classes)
 
     @torch.no_grad()
     def topk(self, x: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
@@ -183,12 +164,12 @@ class ClassParallelHead(FixedRadius):
             raise ValueError(f"k must be at most num_classes = {self.num_classes}, got {k}")
         self._check_input(x)
         local, columns = self._local_logits(x), self.shard.columns
-        own = min(k, columns)
-        values, classes = local[:, :columns].topk(own, dim=1)
+        count = min(k, columns)
+        values, classes = local[:, :columns].topk(count, dim=1)
         # float64 holds both a float32 and any class index exactly
         message = local.new_full((len(local), 2 * k + 1), -torch.inf, dtype=torch.float64)
-        message[:, 0], message[:, 1 : own + 1] = local[:, -1], values
-        message[:, k + 1 : k + own + 1] = classes + self.shard.start
+        message[:, 0], message[:, 1 : count + 1] = local[:, -1], values
+        message[:, k + 1 : k + count + 1] = classes + self.shard.start
         messages = _gathered(message, self.group)
         logits = messages[:, :, 1 : k + 1] + _carries(messages[:, :, 0])[:, :, None]
         best, places = logits.movedim(0, 1).flatten(1).topk(k, dim=1)
@@ -211,21 +192,18 @@ class ClassParallelHead(FixedRadius):
 
     def extra_repr(self) -> str:
         """Return the sizes, the radius and the rank."""
-        text = f"in_features={self.in_features}, num_classes={self.num_classes}, radius={self.radius:g}, "
-        text += f"rank {self.shard.rank} of {self.shard.ranks}"
-        return text + "".join(f", {name}=True" for name in ("data_parallel", "validate") if getattr(self, name))
+        return f"in_features={self.in_features}, {super().extra_repr()}, rank {self.shard.rank} of {self.shard.ranks}"
 
     def _sharded(self, local: Tensor) -> Tensor:
         """Wrap this rank's rows as a DTensor of all rows."""
         from torch.distributed.device_mesh import DeviceMesh  # imported late: the package needs neither otherwise
         from torch.distributed.tensor import DTensor, Shard
 
-        group: Group = distributed.group.WORLD if self.group is None else self.group
+        group: Group = self.group or distributed.group.WORLD
         mesh = DeviceMesh.from_group(group, local.device.type)
         shape = torch.Size((self.num_classes - 1, *local.shape[1:]))
         stride = (self.in_features, 1)[-local.dim() :]
-        sharded: Tensor = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-        return sharded
+        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         for name, parameter in self.named_parameters():
@@ -268,12 +246,11 @@ class _Shard(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, int]:
-        num_rows = self.num_classes - 1
-        return min(self.rank * self._size, num_rows), min((self.rank + 1) * self._size, num_rows)
+        return self.start, min(self.start + self._size, self.num_classes - 1)
 
     @property
     def start(self) -> int:
-        return self.rows[0]
+        return min(self.rank * self._size, self.num_classes - 1)
 
     @property
     def stop(self) -> int:
@@ -285,55 +262,51 @@ class _Shard(NamedTuple):
 
     @property
     def _size(self) -> int:
-        return -(-(self.num_classes - 1) // self.ranks)
+        return -(-(self.num_classes - 1) // self.ranks)  # rounded up
 
-    def all_shards(self) -> list[_Shard]:
-        return [_Shard(self.num_classes, rank, self.ranks) for rank in range(self.ranks)]
-
-    def owner(self, target: Tensor) -> Tensor:
-        """Return the rank of each class."""
+    def rank_of(self, target: Tensor) -> Tensor:
         return torch.where(target == self.num_classes - 1, self.ranks - 1, target // self._size)
+
+    def factors(self, weight: Tensor) -> Tensor:
+        """Return v such that local logits times v, summed over ranks, are all logits times weight (C,)."""
+        own, later = weight[self.start : self.stop], weight[self.stop :]
+        return torch.cat([own, later.sum()[None]]) if self.stop < self.num_classes else own
 
 
 class _LogSumExp(torch.autograd.Function):
-    """Local logits of each rank to log-sum-exp, target's logit and, with a weight, weighted sum of all logits: (B,)."""
+    """Local logits of each rank to log-sum-exp, target's logit and, with factors, weighted sum of all logits: (B,)."""
 
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, target: Tensor, weight: Tensor | None, shard: _Shard, group: Group
+        ctx: Any, local: Tensor, target: Tensor, factors: Tensor | None, shard: _Shard, group: Group
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        logits = local[:, : shard.columns]
         is_own, column = _own_column(local, target, shard)
-        numbers = [local[:, -1], logits.logsumexp(1), torch.where(is_own, local.gather(1, column)[:, 0], 0.0)]
-        if weight is not None:
-            numbers.append(logits @ weight[shard.start : shard.stop])
+        own_target = torch.where(is_own, local.gather(1, column)[:, 0], 0.0)
+        numbers = [local[:, -1], local[:, : shard.columns].logsumexp(1), own_target]
+        if factors is not None:
+            numbers.append(local @ factors)
         gathered = _gathered(torch.stack(numbers), group)  # (ranks, 3 or 4, B)
         carries = _carries(gathered[:, 0])
         rank_lse = gathered[:, 1] + carries
         lse = rank_lse.logsumexp(0)
-        chosen = (gathered[:, 2] + carries).gather(0, shard.owner(target)[None])[0]
+        chosen = (gathered[:, 2] + carries).gather(0, shard.rank_of(target)[None])[0]
         later = (rank_lse[shard.rank + 1 :] - lse).exp().sum(0)  # probability of the classes of later ranks
-        ctx.save_for_backward(local, target, weight, carries[shard.rank] - lse, later)
+        ctx.save_for_backward(local, target, factors, carries[shard.rank] - lse, later)
         ctx.shard = shard
-        if weight is None:
-            return lse, chosen, None
-        sums = torch.stack([weight[part.start : part.stop].sum() for part in shard.all_shards()])
-        return lse, chosen, (gathered[:, 3] + carries * sums[:, None]).sum(0)
+        return lse, chosen, None if factors is None else gathered[:, 3].sum(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor, grad_sum: Tensor | None) -> tuple[Tensor | None, ...]:
-        local, target, weight, shift, later = ctx.saved_tensors
+        local, target, factors, shift, later = ctx.saved_tensors
         shard = ctx.shard
         grad = (local + shift[:, None]).exp_().mul_(grad_lse[:, None])
         is_own, column = _own_column(local, target, shard)
         grad.scatter_add_(1, column, (grad_target * is_own)[:, None])
-        after = grad_lse * later + grad_target * (target >= shard.stop)
-        if weight is not None and grad_sum is not None:
-            grad[:, : shard.columns] += grad_sum[:, None] * weight[shard.start : shard.stop]
-            after = after + grad_sum * weight[shard.stop :].sum()
         if shard.stop < shard.num_classes:  # the column behind the classes stands for all classes of later ranks
-            grad[:, -1] = after
+            grad[:, -1] = grad_lse * later + grad_target * (target >= shard.stop)
+        if factors is not None and grad_sum is not None:
+            grad += grad_sum[:, None] * factors
         return grad, None, None, None, None
 
 
@@ -343,7 +316,7 @@ class _AllLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, shard: _Shard, group: Group) -> Tensor:
         ctx.shard = shard
-        shards = shard.all_shards()
+        shards = [shard._replace(rank=rank) for rank in range(shard.ranks)]
         message = local.new_zeros(len(local), max(part.columns for part in shards) + 1)  # of equal shape on all ranks
         message[:, 0], message[:, 1 : shard.columns + 1] = local[:, -1], local[:, : shard.columns]
         gathered = _gathered(message, group)
@@ -408,16 +381,11 @@ def _gathered(tensor: Tensor, group: Group) -> Tensor:
     out = tensor.new_empty(ranks * tensor.numel())
     # torch 2.13 renamed the call and deprecated the old name
     call = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-    try:
-        call(out, tensor.contiguous().view(-1), group=group)
-    except RuntimeError as error:
-        advice = "another rank ended or passed another number of samples; ClassParallelHead(validate=True) finds out"
-        raise RuntimeError(f"rank {distributed.get_rank(group)} could not gather: {advice}: {error}") from error
+    call(out, tensor.contiguous().view(-1), group=group)
     return out.view(ranks, *tensor.shape)
 
 
 def _local(parameter: Any) -> Any:
-    """Return this rank's rows of a DTensor."""
     return None if parameter is None else parameter.to_local()
 
 
@@ -430,12 +398,3 @@ def _own_column(local: Tensor, target: Tensor, shard: _Shard) -> tuple[Tensor, T
     """Return whether each target is a class of this rank, (B,), and its column, (B, 1); any column if not."""
     is_own = (target >= shard.start) & (target < shard.stop)
     return is_own, (target - shard.start).clamp(0, local.shape[1] - 1)[:, None]
-
-
-def _rank_and_ranks(group: Group) -> tuple[int, int]:
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise RuntimeError("ClassParallelHead needs torch.distributed.init_process_group() first, got no process group")
-    rank = distributed.get_rank(group)
-    if rank < 0:
-        raise ValueError(f"group must contain this process, got one without rank {distributed.get_rank()}")
-    return rank, distributed.get_world_size(group)

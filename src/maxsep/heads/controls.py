@@ -11,18 +11,16 @@ from torch import Tensor, nn
 from maxsep.heads.base import Head, LayerHead
 from maxsep.heads.registry import register
 
-__all__ = ["ControlHead", "LogitScaledHead", "PlainHead", "ScaledHead"]
-
 
 class _LinearHead(LayerHead):
     """A trained weight (C, in_features) and bias (C,): logits = scale (weight x + bias)."""
 
+    has_matrix = False
+    features = Head.features
+
     @property
     def scale(self) -> float:
         return self.radius
-
-    def layer_outputs(self) -> int:
-        return self.num_classes
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
@@ -50,11 +48,7 @@ class PlainHead(_LinearHead):
 
 @register("scaled")
 class ScaledHead(_LinearHead):
-    """A linear classifier times the radius: logits = radius (weight x + bias).
-
-    >>> ScaledHead(64, 10, radius=0.1)(torch.randn(2, 64)).shape
-    torch.Size([2, 10])
-    """
+    """A linear classifier times the radius: logits = radius (weight x + bias)."""
 
 
 @register("control")
@@ -89,23 +83,13 @@ class LogitScaledHead(Head):
 
     A second stage of training for long tails: the factors are trained on balanced batches after the head, with the
     head or without it. It is not in the registry, because it needs a head.
-
-    >>> head = LogitScaledHead(PlainHead(64, 10))
-    >>> [name for name, _ in head.named_parameters()]
-    ['scale', 'head.weight', 'head.bias']
     """
 
     def __init__(self, head: Head) -> None:
-        if not isinstance(head, Head):
-            raise TypeError(f"head must be a head of maxsep.heads, got {type(head).__name__}")
         super().__init__(head.in_features, head.num_classes, head.radius)
         like = next(head.parameters(), torch.empty(0))
         self.head = head
         self.scale = nn.Parameter(torch.ones(self.num_classes, device=like.device, dtype=like.dtype))
-
-    def reset_parameters(self) -> None:
-        """Put the factors back to 1; the head keeps its parameters."""
-        nn.init.ones_(self.scale)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the features of the inner head."""

@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import torch
-import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,10 +18,6 @@ from maxsep.heads.base import LayerHead, linear_from, refuse_two_classes, unit_n
 from maxsep.heads.registry import register
 from maxsep.ops import separate
 from maxsep.simplex import simplex
-
-__all__ = ["CentredCosineHead", "CosineHead", "CosineMaxSeparationHead", "MaxSeparationCosineHead"]
-
-torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
 class _CosineLayer(LayerHead):
@@ -45,30 +40,21 @@ class _CosineLayer(LayerHead):
         """Return cos(x, row) for every row of the weight."""
         return F.linear(F.normalize(self._checked(x), dim=-1), F.normalize(self.weight, dim=1))
 
-    def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Raise: a cosine is not linear in x."""
-        raise ValueError("cosines have no linear form; folded() keeps the normalisation as a layer")
-
 
 @register("cosine")
 class CosineHead(_CosineLayer):
     """The head of LDAM (Cao et al. 2019), a plain classifier by direction: logits_j = radius * cos(x, weight_j).
 
-    Args:
-        in_features: Width of the features.
-        num_classes: C, at least 2.
-        radius: Scale of the logits; 1 for a loss that has a scale itself.
-        **options: device and dtype of the weight.
+    Takes sizes, radius, device and dtype as `MaxSeparationHead` does, and no bias.
 
-    Pitfall: at radius 1 the logits lie in [-1, 1], too close together for cross-entropy. Use it with `LDAMLoss`.
+    Pitfall: at radius 1 the logits lie in [-1, 1], too close together for cross-entropy. Use it with `LDAMLoss`, which
+    has a scale itself.
 
     >>> bool(CosineHead(64, 10)(torch.randn(2, 64)).abs().max() <= 1)
     True
     """
 
-    def layer_outputs(self) -> int:
-        """Return C: no matrix follows."""
-        return self.num_classes
+    has_matrix = False
 
     def features(self, x: Tensor) -> Tensor:
         """Return x at length 1."""
@@ -95,10 +81,6 @@ class CosineMaxSeparationHead(_CosineLayer):
         """Return the C-1 cosines that the matrix turns into logits."""
         return self.cosines(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        return separate(self.features(x), self.radius)
-
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return a normalisation and an nn.Linear that holds both layers."""
@@ -121,12 +103,6 @@ class MaxSeparationCosineHead(LayerHead):
         """Return the direction that is compared with the columns, (..., C-1), of length 1."""
         return F.normalize(self.layer(x), dim=-1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
-        return separate(self.features(x), self.radius)
-
-    linear_form = _CosineLayer.linear_form
-
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return the layer, a normalisation and an nn.Linear that holds the matrix."""
@@ -143,13 +119,11 @@ class CentredCosineHead(LayerHead):
     regular simplex. At least 3 classes.
     """
 
+    has_matrix = False
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         refuse_two_classes(self)
-
-    def layer_outputs(self) -> int:
-        """Return C: no matrix follows."""
-        return self.num_classes
 
     def features(self, x: Tensor) -> Tensor:
         """Return the centred logits at length 1, (..., C)."""
@@ -159,8 +133,6 @@ class CentredCosineHead(LayerHead):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
         return self.features(x) * (self.radius * math.sqrt(self.num_classes / (self.num_classes - 1)))
-
-    linear_form = _CosineLayer.linear_form
 
     @torch.no_grad()
     def folded(self) -> nn.Module:

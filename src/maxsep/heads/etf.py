@@ -16,8 +16,6 @@ from maxsep.heads.registry import register
 from maxsep.ops import separate
 from maxsep.simplex import simplex
 
-__all__ = ["ETFHead", "orthonormal_rows"]
-
 torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
 
@@ -30,14 +28,11 @@ class ETFHead(Head):
 
     Args:
         in_features: At least num_classes + reserved - 1; without `rotation`, features beyond that are not used.
-        num_classes: C, at least 2.
-        radius: Length of the class vectors.
+        num_classes, radius, device, dtype: As of `MaxSeparationHead`.
         normalise: Compare directions only: the logits are radius times cosines.
         reserved: Vertices kept for later classes; the simplex is built for num_classes + reserved.
         rotation: Seed of the orthonormal directions. Models that are compared need the same one.
         bias: A trained bias per class, as in Zhu et al.'s code; off by default.
-        device: Where the bias, the directions and a folded layer are made.
-        dtype: Of these.
 
     Pitfall: features behind a ReLU are never negative, so without `rotation` most vertices are out of their reach,
     and training is slow or fails.
@@ -90,9 +85,6 @@ class ETFHead(Head):
         if self.directions is not None and not self.directions.is_meta:
             self.directions.copy_(self._directions())
 
-    def _directions(self) -> Tensor:
-        return orthonormal_rows(self.width, self.in_features, self.rotation or 0)
-
     def features(self, x: Tensor) -> Tensor:
         """Return the coordinates that the simplex is applied to, (..., num_classes + reserved - 1)."""
         x = self._checked(x)
@@ -121,11 +113,8 @@ class ETFHead(Head):
         """Return an nn.Linear, behind a normalisation layer if the head normalises."""
         return (unit_norm_then_linear if self.normalise else linear_from)(*self.linear_form())
 
-    def extra_repr(self) -> str:
-        """Return the sizes, the radius and the options that are set."""
-        text = super().extra_repr() + (", normalise=True" if self.normalise else "")
-        text += f", rotation={self.rotation}" if self.rotation is not None else ""
-        return text + (f", reserved={self.reserved}" if self.reserved else "")
+    def _directions(self) -> Tensor:
+        return orthonormal_rows(self.width, self.in_features, self.rotation or 0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's is not annotated
@@ -143,10 +132,7 @@ class ETFHead(Head):
 
 
 def orthonormal_rows(count: int, width: int, seed: int = 0) -> Tensor:
-    """Draw `count` orthonormal rows of R^width, (count, width) in float64, uniformly and from the seed alone.
-
-    Fewer rows of the same width and seed are the first of more.
-    """
+    """Draw orthonormal rows, (count, width) in float64, uniformly; fewer of the same seed are the first of more."""
     generator = torch.Generator("cpu").manual_seed(seed)
     # row by row, because the number of values drawn at once can change the last of them
     rows = [torch.randn(width, generator=generator, dtype=torch.float64, device="cpu") for _ in range(count)]

@@ -15,8 +15,6 @@ from maxsep.heads.registry import register
 from maxsep.ops import adjoint, separate, separate_linear, widened
 from maxsep.simplex import simplex
 
-__all__ = ["MaxSeparation", "MaxSeparationHead"]
-
 # a symbolic trace keeps the product as one call
 torch.fx.wrap("separate")
 torch.fx.wrap("separate_linear")
@@ -68,10 +66,7 @@ class MaxSeparation(_Ordered):
 
     logits = radius * P^T x. Without `class_order` it has no buffers either.
 
-    Args:
-        num_classes: C, at least 2.
-        radius: Length of the class vectors.
-        class_order: class_order[i] is the class that takes column i of P; None is the identity.
+    Takes `num_classes`, `radius` and `class_order` as `MaxSeparationHead` does.
 
     Pitfall: it takes C-1 inputs. `MaxSeparationHead` includes the layer that makes them.
 
@@ -91,10 +86,6 @@ class MaxSeparation(_Ordered):
             check_last_dimension(x, self.num_classes - 1, "num_classes - 1")
         return self._in_class_order(separate(x, self.radius))
 
-    def extra_repr(self) -> str:
-        """Return the size and the radius."""
-        return f"num_classes={self.num_classes}, radius={self.radius:g}"
-
 
 @register("maxsep")
 class MaxSeparationHead(LayerHead, _Ordered):
@@ -109,8 +100,7 @@ class MaxSeparationHead(LayerHead, _Ordered):
         bias: Whether the trained layer has a bias.
         class_order: class_order[i] is the class that takes column i of P; None is the identity. It changes nothing
             under SGD and something under Adam.
-        device: Where the parameters are made.
-        dtype: Of the parameters.
+        device, dtype: Of the parameters.
 
     Pitfall: it is not an nn.Linear, on purpose: a quantiser or adapter that treated it as one would lose P.
     Fold it first (`maxsep.fold`).
@@ -133,10 +123,6 @@ class MaxSeparationHead(LayerHead, _Ordered):
     ) -> None:
         super().__init__(in_features, num_classes, radius, bias, device=device, dtype=dtype)
         self._set_class_order(class_order, self.weight.device)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the C-1 numbers that the matrix turns into logits."""
-        return self.layer(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
@@ -200,7 +186,7 @@ def _check_class_order(class_order: Sequence[int] | Tensor, num_classes: int) ->
     return order.long().clone()
 
 
-def _equal_orders(saved: Tensor | None, own: Tensor | None) -> bool:
-    if saved is None or own is None:
-        return saved is own
-    return saved.is_meta or torch.equal(saved.cpu(), own)
+def _equal_orders(saved: Tensor | None, current: Tensor | None) -> bool:
+    if saved is None or current is None:
+        return saved is current
+    return saved.is_meta or torch.equal(saved.cpu(), current)

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from maxsep.heads.base import Head
 
-__all__ = ["build", "name_of", "names", "option_defaults", "register"]
-
 _heads: dict[str, type[Head]] = {}
 HeadType = TypeVar("HeadType", bound=type[Head])
 
@@ -34,17 +32,8 @@ def register(name: str) -> Callable[[HeadType], HeadType]:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered heads in alphabetical order.
-
-    >>> "maxsep" in names()
-    True
-    """
+    """Return the names of all registered heads in alphabetical order."""
     return tuple(sorted(_heads))
-
-
-def name_of(head: Head) -> str | None:
-    """Return the name that the class of a head is registered under, or None."""
-    return next((name for name, kind in _heads.items() if kind is type(head)), None)
 
 
 def build(name: str, in_features: int, num_classes: int, radius: float = 1.0, **options: Any) -> Head:
