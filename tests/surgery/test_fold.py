@@ -158,7 +158,7 @@ def test_folded_model_needs_no_maxsep(tmp_path):
     [
         (nn.Linear(4, 3), ValueError, "Linear"),
         ("model", TypeError, "model_or_head"),
-        (MaxSeparation(20_000), ValueError, r"at most 10000 classes.*20000"),
+        (MaxSeparation(20_000), ValueError, "20000"),
     ],
 )
 def test_refused(model, error, message):
@@ -218,7 +218,7 @@ class Flipped(MaxSeparation):
 
 
 def test_subclasses_that_change_the_logits_are_refused():
-    with pytest.raises(ValueError, match=r"Sharpened overrides forward.*from MaxSeparationHead"):
+    with pytest.raises(ValueError, match="Sharpened overrides forward"):
         maxsep.fold(nn.Sequential(nn.Linear(4, 4), Sharpened(4, 3)))
     with pytest.raises(ValueError, match="Clipped overrides features"):
         maxsep.fold(Clipped(12, 5))

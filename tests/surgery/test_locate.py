@@ -89,8 +89,6 @@ def test_paths_of_other_things_are_refused(path, message):
 
 
 def test_types_of_arguments():
-    with pytest.raises(TypeError, match="classifier"):
-        maxsep.attach(mlp(), classifier=nn.Linear(2, 2))
     with pytest.raises(TypeError, match="model"):
         maxsep.attach({})
 

@@ -8,11 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from maxsep.checks import check_num_classes, check_radius
 from maxsep.heads import MaxSeparationHead
 from maxsep.surgery.locate import locate
-
-__all__ = ["attach", "replace_classifier", "update_num_classes"]
 
 
 def attach(
@@ -46,19 +43,15 @@ def attach(
     >>> model[2], model(torch.randn(2, 4)).shape
     (MaxSeparationHead(in_features=8, num_classes=5, radius=1), torch.Size([2, 5]))
     """
-    if num_classes is not None:
-        check_num_classes(num_classes)
-    check_radius(radius)
 
     def build(linear: nn.Linear) -> nn.Module:
         if keep_weights:
             if num_classes not in (None, linear.out_features):
-                message = f"num_classes must be {linear.out_features} with keep_weights=True, got {num_classes}"
-                raise ValueError(f"{message}: add classes afterwards with maxsep.grow")
+                raise ValueError(f"num_classes must be {linear.out_features} to keep weights, got {num_classes}")
             return MaxSeparationHead.from_linear(linear, radius, class_order=class_order)
         return MaxSeparationHead(
             linear.in_features,
-            num_classes or linear.out_features,
+            linear.out_features if num_classes is None else num_classes,
             radius,
             linear.bias is not None,
             class_order=class_order,
@@ -74,13 +67,9 @@ def replace_classifier(
 ) -> nn.Module:
     """Replace the classifier of a model, and its auxiliary ones, by the results of `build`, in place.
 
-    The new layer gets the device, dtype and train mode of the old one; its weight or bias is frozen if the old one was.
-    If the model is a bare nn.Linear, the new layer is returned.
-
-    Args:
-        model: The network.
-        build: Called with each nn.Linear; returns a module that maps (..., in_features) to (..., num_classes).
-        classifier: Path of the layer, if it is ambiguous.
+    `build` is called with each nn.Linear and returns a module that maps (..., in_features) to (..., num_classes). The
+    new layer gets the device, dtype and train mode of the old one; its weight or bias is frozen if the old one was. If
+    the model is a bare nn.Linear, the new layer is returned. `classifier` is the path of the layer, if it is ambiguous.
 
     >>> from maxsep.heads import build
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))

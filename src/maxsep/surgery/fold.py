@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, pairwise
 
 import torch
@@ -12,10 +14,7 @@ from maxsep.heads import Head, MaxSeparation
 from maxsep.heads.base import linear_from
 from maxsep.surgery.locate import unwrap
 
-__all__ = ["fold"]
-
-LARGEST_MATRIX = 10_000
-"""Most classes for which a MaxSeparation without a layer before it becomes a dense layer (400 MB in float32)."""
+LARGEST_MATRIX = 10_000  # classes of a dense layer, which has 400 MB in float32
 
 
 def fold(model_or_head: nn.Module) -> nn.Module:
@@ -43,17 +42,19 @@ def fold(model_or_head: nn.Module) -> nn.Module:
         raise ValueError(f"{type(model).__name__} has no head of maxsep to fold")
     for head in heads:
         _check_forward(head)
-    # The result has full precision and can be trained, also when called under autocast or in inference mode.
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        return _fold_copy(model)
-
-
-@torch.no_grad()
-def _fold_copy(model: nn.Module) -> nn.Module:
-    root = nn.ModuleList([copy.deepcopy(model)])  # a parent for a bare head
-    _merge_linear_and_matrix(root)
-    _fold_children(root, _first_tensor(root), {})
+    with full_precision():
+        root = nn.ModuleList([copy.deepcopy(model)])  # a parent for a bare head
+        _merge_linear_and_matrix(root)
+        _fold_children(root, _first_tensor(root), {})
     return root[0]
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Let results have full precision and be trainable, also for callers under autocast or in inference mode."""
+    no_autocast = torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False)
+    with torch.inference_mode(False), torch.no_grad(), no_autocast[0], no_autocast[1]:
+        yield
 
 
 def _fold_children(parent: nn.Module, like: Tensor, folded: dict[nn.Module, nn.Module]) -> None:
@@ -84,11 +85,11 @@ def _fold_head(head: Head, like: Tensor) -> nn.Module:
 
 
 def _dense(matrix: MaxSeparation, like: Tensor) -> nn.Linear:
-    """Return a frozen layer with the dense matrix."""
     classes = matrix.num_classes
     if classes > LARGEST_MATRIX:
-        message = f"MaxSeparation without an nn.Linear before it must have at most {LARGEST_MATRIX} classes"
-        raise ValueError(f"{message} to fold, got {classes}: place the two next to each other in an nn.Sequential")
+        raise ValueError(
+            f"MaxSeparation without an nn.Linear before it folds to {LARGEST_MATRIX} classes, got {classes}"
+        )
     columns = matrix(torch.eye(classes - 1, dtype=like.dtype, device=like.device))  # (C-1, C), the radius included
     return linear_from(columns.T.contiguous(), None).train(matrix.training).requires_grad_(False)
 
@@ -127,8 +128,7 @@ def _check_forward(module: Head | MaxSeparation) -> None:
     for name in ("forward", "features", "layer"):
         inherited = getattr(parent, name, nn.Module.forward)
         if inherited is not nn.Module.forward and getattr(kind, name) is not inherited:
-            message = f"{kind.__name__} overrides {name}() but inherits linear_form() and folded()"
-            raise ValueError(f"{message} from {parent.__name__}: define one of them too, or it folds to other logits")
+            raise ValueError(f"{kind.__name__} overrides {name}(), so it must define linear_form() or folded() too")
 
 
 def _first_tensor(module: nn.Module) -> Tensor:

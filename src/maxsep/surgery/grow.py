@@ -13,9 +13,8 @@ from maxsep.checks import check_count
 from maxsep.heads import ETFHead, Head, MaxSeparationHead
 from maxsep.ops import adjoint, separate
 from maxsep.surgery.attach import update_num_classes
+from maxsep.surgery.fold import full_precision
 from maxsep.surgery.locate import find_heads, join, refuse_wrapped
-
-__all__ = ["grow"]
 
 Growable = MaxSeparationHead | ETFHead
 ROWS = ("weight", "bias")
@@ -47,15 +46,11 @@ def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.O
     (True, tensor(True))
     """
     check_count("new_classes", new_classes)
-    if not isinstance(model_or_head, nn.Module):
-        raise TypeError(f"model_or_head must be an nn.Module, got {type(model_or_head).__name__}")
     refuse_wrapped(model_or_head)
     heads = _growable_heads(model_or_head)
     if optimiser is not None:
         _check_optimiser(optimiser, [head for _, head in heads])
-    # The result has full precision and can be trained, also when called under autocast or in inference mode.
-    no_autocast = torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False)
-    with torch.inference_mode(False), torch.no_grad(), no_autocast[0], no_autocast[1]:
+    with full_precision():
         grown = _grow_all([head for _, head in heads], new_classes)
         if optimiser is not None:
             for (_, head), new in zip(heads, grown, strict=True):
@@ -129,9 +124,9 @@ def _grow_maxsep(head: MaxSeparationHead, new_classes: int) -> MaxSeparationHead
         device=head.weight.device,
         dtype=head.weight.dtype,
     )
-    new.weight.copy_(_grow_rows(head.weight, new_classes))
-    if head.bias is not None and new.bias is not None:
-        new.bias.copy_(_grow_rows(head.bias, new_classes))
+    for name, rows in head.named_parameters(recurse=False):
+        if name in ROWS:
+            new.get_parameter(name).copy_(_grow_rows(rows, new_classes))
     return new
 
 
@@ -175,8 +170,6 @@ def _pad_mean(rows: Tensor, new_classes: int) -> Tensor:
 
 
 def _check_optimiser(optimiser: torch.optim.Optimizer, heads: list[Growable]) -> None:
-    if not isinstance(optimiser, torch.optim.Optimizer):
-        raise TypeError(f"optimiser must be a torch.optim.Optimizer, got {type(optimiser).__name__}")
     trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
     for head in heads:
         parameters = list(head.parameters())
@@ -203,10 +196,10 @@ def _carry_state(optimiser: torch.optim.Optimizer, head: Growable, new: Growable
             return _pad_mean(value, new_classes)
         return value
 
-    for name in ROWS:
-        old, parameter = head._parameters.get(name), new._parameters.get(name)
-        if old is None or parameter is None:
+    for name, old in head.named_parameters(recurse=False):
+        if name not in ROWS:
             continue
+        parameter = new.get_parameter(name)
         for group in optimiser.param_groups:
             group["params"] = [parameter if p is old else p for p in group["params"]]
         if old in optimiser.state:

@@ -10,30 +10,14 @@ from torch.nn.utils import parametrize
 
 from maxsep.heads import Head
 
-__all__ = ["Classifiers", "find_heads", "join", "locate", "refuse_wrapped", "unwrap"]
-
 Classifiers = list[tuple[str, nn.Linear]]
 """Paths and layers; the main classifier comes first."""
 
-NAMES = (
-    "classifier",
-    "fc",
-    "head",
-    "heads",
-    "score",
-    "linear",
-    "last_linear",
-    "logits_proj",
-    "classification_head",
-    "cls_classifier",
-)
+NAMES = re.compile(r"(classifier|fc|heads?|score|linear|last_linear|logits_proj|classification_head|cls_classifier)$")
 """Names that libraries give to the last part of a network."""
 
 AUXILIARY = re.compile(r"aux|head_dist$|dist_head$|.*distill", re.IGNORECASE)
 """Path components of additional heads: those of GoogLeNet, Inception and VOLO, and distillation heads."""
-
-LISTED = 10
-"""Most layers that an error lists."""
 
 
 def locate(model: nn.Module, classifier: str | None = None) -> Classifiers:
@@ -41,11 +25,8 @@ def locate(model: nn.Module, classifier: str | None = None) -> Classifiers:
 
     timm models name it (`get_classifier`). transformers models keep it outside their base model. In other models it is
     the last layer of an nn.Sequential, the last child if it has a usual name (`fc`, `classifier`, `head`, ...), or the
-    only linear layer. If several layers are possible, the error lists them.
-
-    Args:
-        model: Any module; the path of a bare nn.Linear is "".
-        classifier: Path of the layer; auxiliary heads are then left alone.
+    only linear layer. If several layers are possible, the error lists them. With the path `classifier`, auxiliary heads
+    are left alone. The path of a bare nn.Linear is "".
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
@@ -77,9 +58,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise if the model is wrapped: wrappers keep references to the old parameters and code."""
     if (inner := _wrapped(model)) is not None:
-        raise ValueError(
-            f"model must not be wrapped in {type(model).__name__}: change the {type(inner).__name__} first"
-        )
+        raise ValueError(f"model must not be wrapped, got {type(model).__name__}: change its {type(inner).__name__}")
 
 
 def join(*names: str) -> str:
@@ -95,16 +74,12 @@ def _wrapped(model: nn.Module) -> nn.Module | None:
 
 
 def _at_path(model: nn.Module, path: str) -> Classifiers:
-    if not isinstance(path, str):
-        raise TypeError(f"classifier must be a path such as 'head.fc', got {type(path).__name__}")
     try:
         layer = model.get_submodule(path)
     except AttributeError:
         raise ValueError(f"classifier={path!r} is not a path of this model; {_list(_linears(model))}") from None
     if isinstance(layer, Head):
         raise ValueError(_already([(path, layer)]))
-    if _is_conv(layer):
-        raise ValueError(_convolution(path, layer))
     if not isinstance(layer, nn.Linear):
         layers = _list(_linears(layer, path))
         raise ValueError(f"classifier={path!r} must be an nn.Linear, got {type(layer).__name__}; {layers}")
@@ -147,7 +122,7 @@ def _transformers(model: nn.Module) -> Classifiers:
         for path, child in model.named_children()
         if path != model.base_model_prefix and not AUXILIARY.match(path)
     ]
-    named = [pair for path, child in children if path in NAMES for pair in _last_layers(child, path)]
+    named = [pair for path, child in children if NAMES.match(path) for pair in _last_layers(child, path)]
     layers = named or [pair for path, child in children for pair in _last_layers(child, path)]
     return _single(model, layers or _linears(model))
 
@@ -164,7 +139,7 @@ def _by_name(module: nn.Module, path: str = "") -> Classifiers:
     if isinstance(module, nn.Sequential) and children:
         name, child = children[-1]
         return _last_layers(child, join(path, name)) if _is_conv(child) else _by_name(child, join(path, name))
-    named = [(name, child) for name, child in children if name in NAMES]
+    named = [(name, child) for name, child in children if NAMES.match(name)]
     if len(named) == 1 and named[0] == children[-1]:
         name, child = named[0]
         if layers := _last_layers(child, join(path, name)):
@@ -192,7 +167,7 @@ def _last_layers(module: nn.Module, path: str) -> Classifiers:
         return []
     last_path, last = owners[-1]
     if _is_conv(last):
-        raise ValueError(_convolution(last_path, last))
+        raise ValueError(f"the classifier at {last_path!r} must be an nn.Linear, got the convolution {last}")
     return [(last_path, last)] if isinstance(last, nn.Linear) else []
 
 
@@ -251,15 +226,11 @@ def _is_conv(module: nn.Module) -> bool:
     return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
-def _convolution(path: str, layer: nn.Module) -> str:
-    return f"the classifier at {path!r} must be an nn.Linear, got the convolution {layer}"
-
-
 def _already(heads: list[tuple[str, Head]]) -> str:
     listed = ", ".join(f"{head} at {path!r}" for path, head in heads)
     return f"the model already has {listed}: use maxsep.grow for more classes, maxsep.fold before another head"
 
 
 def _list(layers: Classifiers) -> str:
-    listed = ", ".join(f"{path!r} ({layer.in_features} -> {layer.out_features})" for path, layer in layers[-LISTED:])
+    listed = ", ".join(f"{path!r} ({layer.in_features} -> {layer.out_features})" for path, layer in layers[-10:])
     return f"pass classifier='path.to.layer'; last linear layers: {listed or 'none'}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -13,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from maxsep.checks import check_number
 from maxsep.files import verify_folder, write_folder
 from maxsep.heads import Head, MaxSeparation
 from maxsep.surgery.locate import find_heads, unwrap
 
-__all__ = ["DESCRIPTION", "WEIGHTS", "Metadata", "load", "save"]
-
 WEIGHTS, DESCRIPTION = "model.safetensors", "maxsep.json"
-OPTIONS = ("normalise", "reserved", "rotation")
-"""Options of heads that change the logits and are not in the tensors."""
+OPTIONS = ("normalise", "reserved", "rotation")  # of heads: they change the logits and are not in the tensors
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,13 @@ def save(
         if tensor.is_meta:
             raise ValueError(f"{name!r} must have values to be saved, got a tensor on the meta device")
     heads = _describe_heads(inner)
+    if threshold is not None:
+        threshold = check_number("threshold", threshold, "a finite number", lambda _: True)
     description = {
         "labels": _checked_labels(labels, heads),
         "radius": next((head["radius"] for head in heads.values()), None),
         "preprocessing": preprocessing,
-        "threshold": _checked_threshold(threshold),
+        "threshold": threshold,
         "extra": extra,
         "heads": heads,
         "maxsep_version": __version__,
@@ -104,16 +103,9 @@ def save(
 def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     """Load a folder written by `save` into a model, in place, and return what was saved with it.
 
-    The model must have the form in which it was saved: with its heads, or folded. Everything is checked before anything
-    is copied, so that a refused load leaves the model unchanged.
-
-    Args:
-        folder: A folder written by `save`.
-        model: The same network, with heads of the same kind, size and radius.
-
-    Raises:
-        FileNotFoundError: The folder or one of its files is missing.
-        ValueError: A file is damaged, or the model does not fit.
+    The model must have the form in which it was saved: with heads of the same kind, size and radius, or folded.
+    Everything is checked before anything is copied, so that a refused load leaves the model unchanged. A missing file
+    is a FileNotFoundError; a damaged one, or a model that does not fit, a ValueError.
 
     >>> import tempfile
     >>> from maxsep import MaxSeparationHead
@@ -161,12 +153,11 @@ def _describe_heads(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what the tensors do not tell, by path; the main head comes first."""
     matrices = [(path, module) for path, module in model.named_modules() if isinstance(module, MaxSeparation)]
     heads: list[tuple[str, Head | MaxSeparation]] = [*find_heads(model), *matrices]
-    return {path: _describe_head(head) for path, head in heads}
-
-
-def _describe_head(head: Head | MaxSeparation) -> dict[str, Any]:
-    options = {name: getattr(head, name) for name in OPTIONS if hasattr(head, name)}
-    return {"kind": type(head).__name__, "num_classes": head.num_classes, "radius": head.radius, **options}
+    numbers = ("num_classes", "radius", *OPTIONS)
+    return {
+        path: {"kind": type(head).__name__} | {name: getattr(head, name) for name in numbers if hasattr(head, name)}
+        for path, head in heads
+    }
 
 
 def _check_heads(saved: dict[str, dict[str, Any]], current: dict[str, dict[str, Any]]) -> None:
@@ -215,13 +206,3 @@ def _checked_labels(labels: Sequence[str] | None, heads: dict[str, dict[str, Any
     if len(labels) != num_classes:
         raise ValueError(f"labels must be {num_classes} names, one per class, got {len(labels)}")
     return list(labels)
-
-
-def _checked_threshold(threshold: float | None) -> float | None:
-    if threshold is None:
-        return None
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
-    if not math.isfinite(threshold):
-        raise ValueError(f"threshold must be finite, got {threshold}")
-    return float(threshold)
