@@ -24,14 +24,6 @@ from maxsep.checks import (
     check_reduction,
 )
 
-__all__ = [
-    "BalancedSoftmaxLoss",
-    "LDAMLoss",
-    "LabelAwareSmoothingLoss",
-    "LogitAdjustedLoss",
-    "effective_number_weights",
-]
-
 PerClass = Sequence[float] | Tensor
 
 
@@ -42,8 +34,6 @@ class ClassCountLoss(nn.Module):
     label is -100 are those of F.cross_entropy; on the CPU a label out of range is a ValueError. Constants are float64
     buffers outside of the state dict; move the loss to the device of the logits to avoid a copy in every call.
     """
-
-    _options: tuple[str, ...] = ()
 
     def __init__(self, class_counts: PerClass, reduction: Reduction) -> None:
         super().__init__()
@@ -78,10 +68,6 @@ class ClassCountLoss(nn.Module):
             self._buffers[name] = buffer.to(device, torch.float32 if device.type == "mps" else torch.float64)
         return self
 
-    def extra_repr(self) -> str:
-        """Show the number of classes, the options and the reduction."""
-        return ", ".join(f"{name}={getattr(self, name)}" for name in ("num_classes", *self._options, "reduction"))
-
 
 class LogitAdjustedLoss(ClassCountLoss):
     """Logit adjustment during training: the network need not learn how frequent classes are.
@@ -93,7 +79,6 @@ class LogitAdjustedLoss(ClassCountLoss):
     Args:
         class_counts: Training samples of every class, (C,), at least 1 each.
         tau: Strength, at least 0.
-        reduction: "mean", "sum" or "none".
 
     Pitfall: predict with the logits as they are. Adding the priors at test time undoes the adjustment.
 
@@ -103,7 +88,6 @@ class LogitAdjustedLoss(ClassCountLoss):
     """
 
     shift: Tensor
-    _options = ("tau",)
 
     def __init__(self, class_counts: PerClass, tau: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(class_counts, reduction)
@@ -120,12 +104,6 @@ class BalancedSoftmaxLoss(LogitAdjustedLoss):
 
     A softmax does not see a common shift, so this is `LogitAdjustedLoss` at tau = 1 under its other name.
     J. Ren et al.: Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
-
-    Args:
-        class_counts: Training samples of every class, (C,), at least 1 each.
-        reduction: "mean", "sum" or "none".
-
-    Pitfall: predict with the logits as they are, without the counts.
 
     >>> loss = BalancedSoftmaxLoss([3, 1])
     >>> loss(torch.zeros(1, 2), torch.tensor([0]))  # -log(3 / 4)
@@ -155,7 +133,6 @@ class LDAMLoss(ClassCountLoss):
         max_margin: Margin of the rarest class.
         scale: Multiplies the logits after the margin.
         weight: One positive weight per class, or None for equal weights.
-        reduction: "mean", "sum" or "none".
 
     Pitfall: margin and scale assume cosines in [-1, 1], such as `maxsep.heads.CosineHead` gives; on the CPU the loss
     warns once of logits beyond 10. Predict without margin; probabilities are softmax(scale * logits).
@@ -166,7 +143,6 @@ class LDAMLoss(ClassCountLoss):
 
     margins: Tensor
     weight: Tensor
-    _options = ("max_margin", "scale")
     _warned = False
 
     def __init__(
@@ -186,15 +162,7 @@ class LDAMLoss(ClassCountLoss):
         self.register_buffer("weight", check_class_weights(weight, self.num_classes), persistent=False)
 
     def reweight(self, weight: PerClass | None) -> None:
-        """Use other class weights from now on; None makes them equal.
-
-        The weights change in place, so that a step that was compiled or captured in a CUDA graph uses them.
-
-        >>> loss = LDAMLoss([500, 5])
-        >>> loss.reweight([0.5, 1.5])
-        >>> loss.weight
-        tensor([0.5000, 1.5000], dtype=torch.float64)
-        """
+        """Use other class weights from now on, equal ones for None, in place: steps in a CUDA graph use them too."""
         self.weight.copy_(check_class_weights(weight, self.num_classes))
 
     def _losses(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,10 +179,8 @@ class LDAMLoss(ClassCountLoss):
         largest = x.detach().abs().max().item()
         if largest > 10:
             self._warned = True
-            warnings.warn(
-                f"LDAMLoss expects cosines, such as maxsep.heads.CosineHead gives, got a logit of size {largest:.3g}",
-                stacklevel=6,  # the call of the loss: _losses, forward and two frames of nn.Module lie between
-            )
+            message = f"LDAMLoss expects cosines, as of maxsep.heads.CosineHead, got a logit of size {largest:.3g}"
+            warnings.warn(message, stacklevel=6)  # the call of the loss, behind two frames of nn.Module
 
 
 class LabelAwareSmoothingLoss(ClassCountLoss):
@@ -228,7 +194,6 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
         class_counts: Training samples of every class, (C,), at least 1 each.
         smooth_head: Smoothing of the most frequent class, in [0, 1]; 0.4 for CIFAR-100 at imbalance 0.01.
         smooth_tail: Smoothing of the rarest class, in [0, 1]; usually the smaller one, 0.1 there.
-        reduction: "mean", "sum" or "none".
 
     Pitfall: a logit of minus infinity makes the loss infinite, as with any label smoothing.
 
@@ -237,18 +202,17 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
     """
 
     smoothing: Tensor
-    _options = ("smooth_head", "smooth_tail")
 
     def __init__(
         self, class_counts: PerClass, smooth_head: float, smooth_tail: float, *, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(class_counts, reduction)
-        self.smooth_head = check_number("smooth_head", smooth_head, "a number in [0, 1]", lambda value: 0 <= value <= 1)
-        self.smooth_tail = check_number("smooth_tail", smooth_tail, "a number in [0, 1]", lambda value: 0 <= value <= 1)
+        head = check_number("smooth_head", smooth_head, "a number in [0, 1]", lambda value: 0 <= value <= 1)
+        tail = check_number("smooth_tail", smooth_tail, "a number in [0, 1]", lambda value: 0 <= value <= 1)
         counts = self.class_counts.double()
         span = counts.max() - counts.min()
         place = (counts - counts.min()) / span if span > 0 else torch.ones_like(counts)
-        smoothing = self.smooth_tail + (self.smooth_head - self.smooth_tail) * torch.sin(math.pi / 2 * place)
+        smoothing = tail + (head - tail) * torch.sin(math.pi / 2 * place)
         self.register_buffer("smoothing", smoothing, persistent=False)
 
     def _losses(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

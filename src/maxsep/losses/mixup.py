@@ -7,8 +7,6 @@ from torch import Tensor
 
 from maxsep.checks import check_floating, check_number
 
-__all__ = ["mixup"]
-
 
 def mixup(x: Tensor, y: Tensor, alpha: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mix every sample of a batch with another one of the same batch.
@@ -19,13 +17,8 @@ def mixup(x: Tensor, y: Tensor, alpha: float, generator: torch.Generator) -> tup
     with a generator on that device the host never waits, and the call can be captured in a CUDA graph.
     H. Zhang, M. Cisse, Y. N. Dauphin, D. Lopez-Paz: mixup: Beyond Empirical Risk Minimization. ICLR 2018.
 
-    Args:
-        x: Inputs (B, ...), floating point.
-        y: Targets (B, ...), of any dtype.
-        alpha: Positive; 1 draws the share uniformly, small values leave most batches nearly unmixed.
-        generator: The only source of randomness; one on the CPU serves any device.
-
-    Pitfall: bytes cannot be mixed; convert images to floating point first.
+    x (B, ...) is floating point, y (B, ...) of any dtype. alpha = 1 draws the share uniformly, small values leave most
+    batches nearly unmixed. The generator is the only source of randomness; one on the CPU serves any device.
 
     >>> batch, labels = torch.eye(3), torch.tensor([0, 1, 2])
     >>> mixed, first, second, share = mixup(batch, labels, 1.0, torch.Generator().manual_seed(0))
