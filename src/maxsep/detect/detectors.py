@@ -45,25 +45,15 @@ class Detector(ABC):
 
     @torch.no_grad()
     def score(self, data: Tensor | Iterable[Any]) -> Tensor:
-        """Score inputs, higher = more in-distribution.
+        """Score inputs, higher = more in-distribution: (N,) in float64 on the CPU, in the order of the data.
 
-        Args:
-            data: Inputs (N, ...) as one batch, or a loader that yields inputs or (inputs, labels, ...) on any device.
-                It is iterated once.
-
-        Returns:
-            (N,) in float64 on the CPU, in the order of the data.
+        data is one batch (N, ...), or a loader that yields inputs or (inputs, labels, ...) on any device.
         """
         with evaluation_mode(self.model):
             return torch.cat([self._checked(self.score_batch(x), x) for x in self._inputs(data)]).cpu()
 
     def threshold(self, data: Tensor | Iterable[Any], tpr: float = 0.95) -> float:
-        """Return the score below which an input counts as unknown, see `threshold_at_tpr`.
-
-        Args:
-            data: In-distribution data that is used neither for training nor for testing, as for `score`.
-            tpr: Fraction of the data to accept, in (0, 1].
-        """
+        """Return the score below which an input counts as unknown, see `threshold_at_tpr`; data is as for `score`."""
         return threshold_at_tpr(self.score(data), tpr)
 
     def _inputs(self, data: Tensor | Iterable[Any]) -> Iterator[Tensor]:
@@ -73,10 +63,7 @@ class Detector(ABC):
     @staticmethod
     def _checked(scores: Tensor, x: Tensor) -> Tensor:
         if scores.shape != x.shape[:1]:
-            raise ValueError(
-                f"the scores of inputs {tuple(x.shape)} must be {tuple(x.shape[:1])}, got {tuple(scores.shape)}; "
-                "pass a single input as x[None]"
-            )
+            raise ValueError(f"the scores of inputs {tuple(x.shape)} must be (B,), got shape {tuple(scores.shape)}")
         return to_float64(scores)
 
 
@@ -88,8 +75,7 @@ class LogitDetector(Detector):
 
     Args:
         model: Maps inputs (B, ...) to logits (B, C), or to an object with an attribute `logits`.
-        function: Maps logits (B, C) to scores (B,), higher = more in-distribution.
-        options: Passed to the function, such as `temperature=2.0` or `centre=True`.
+        function: Maps logits (B, C) and `options` to scores (B,), higher = more in-distribution.
 
     >>> from maxsep.detect import energy
     >>> detector = LogitDetector(nn.Linear(4, 3), energy, temperature=2.0, centre=True)
@@ -101,8 +87,6 @@ class LogitDetector(Detector):
         self, model: nn.Module | Callable[[Tensor], Any], function: Callable[..., Tensor], **options: Any
     ) -> None:
         super().__init__(model)
-        if not callable(function):
-            raise TypeError(f"function must map logits (B, C) to scores (B,), got {function!r}")
         self.function, self.options = function, options
 
     def score_batch(self, x: Tensor) -> Tensor:
@@ -154,13 +138,7 @@ class ODIN(Detector):
 
 
 def step_direction(objective: Callable[[Tensor], Tensor], x: Tensor, std: Any = None) -> Tensor:
-    """Return sign(d objective / dx) / std per channel, with sign(0) = +1 as in the published detectors.
-
-    Args:
-        objective: Maps inputs (B, ...) to (B,). The value of a sample must not depend on other samples.
-        x: (B, channels, ...) inputs.
-        std: One number, or one per channel; None for 1.
-    """
+    """Return sign(d objective / dx) / std per channel of x (B, channels, ...), with sign(0) = +1 as published."""
     x = check_floating(x, "x")
     with torch.inference_mode(False), torch.enable_grad():  # inference mode of the caller would forbid gradients
         leaf = x.detach().clone().requires_grad_()
@@ -169,7 +147,7 @@ def step_direction(objective: Callable[[Tensor], Tensor], x: Tensor, std: Any = 
             raise ValueError("the score must be differentiable in x (no no_grad, detach or numpy); or use magnitude 0")
         (gradient,) = torch.autograd.grad(total, leaf)
     if gradient.isnan().any():
-        raise ValueError("the gradient of the score in x contains NaN; check x, or use magnitude 0")
+        raise ValueError("the gradient of the score in x contains NaN")
     sign = torch.where(gradient >= 0, 1.0, -1.0).to(x.dtype)
     return sign if std is None else sign / _per_channel(std, x)
 

@@ -47,12 +47,7 @@ class Mahalanobis:
         self._clear()
 
     def fit(self, features: Tensor | Iterable[tuple[Tensor, Tensor]], labels: Tensor | None = None) -> Self:
-        """Estimate means and covariance, discarding earlier estimates; return the detector itself.
-
-        Args:
-            features: (N, D); or an iterable of (features, labels) batches, then without `labels`.
-            labels: (N,) integers; only classes that occur have a mean.
-        """
+        """Estimate means and covariance from features (N, D) and labels (N,), or from batches of both, anew."""
         if not isinstance(features, Tensor) and labels is None:
             pairs = features
         elif isinstance(features, Tensor) and labels is not None:
@@ -86,22 +81,6 @@ class Mahalanobis:
         """Score features (N, D): (N,) in float64, at most 0, higher = more in-distribution."""
         return torch.cat([self._closeness(rows) for rows in torch.split(self._checked(features), _ROWS)])
 
-    def perturb(
-        self, model_features: Callable[[Tensor], Tensor], x: Tensor, magnitude: float, std: Any = None
-    ) -> Tensor:
-        """Step inputs x (B, channels, ...) towards their nearest class: x - magnitude * sign(-d score / dx) / std.
-
-        Args:
-            model_features: Maps inputs to features (B, D), such as `network.features`; its network runs in evaluation
-                mode, and the parameters receive no gradient.
-            x: Inputs.
-            magnitude: Size of the step >= 0, see `MAGNITUDES`.
-            std: Per-channel std of the input normalisation, see `ODIN`.
-        """
-        if not check_magnitude(magnitude):
-            return x
-        return x.detach() - magnitude * self._direction(model_features, x, std)
-
     def sweep(
         self,
         model_features: Callable[[Tensor], Tensor],
@@ -109,10 +88,16 @@ class Mahalanobis:
         magnitudes: Sequence[float] = MAGNITUDES,
         std: Any = None,
     ) -> dict[float, Tensor]:
-        """Score inputs at each magnitude of the step, from one gradient: {magnitude: (B,) scores}."""
+        """Score inputs x (B, channels, ...) after steps towards their nearest class: {magnitude: (B,) scores}.
+
+        A step is x - magnitude * sign(-d score / dx) / std; one gradient serves all. model_features maps inputs to
+        features (B, D), such as `network.features`; its network runs in evaluation mode.
+        """
         steps = [check_magnitude(magnitude) for magnitude in magnitudes]
-        direction = self._direction(model_features, x, std) if any(steps) else x.new_zeros(())
+        direction = x.new_zeros(())
         with evaluation_mode(model_features), torch.no_grad():
+            if any(steps):
+                direction = step_direction(lambda x: -self._closeness(self._checked(model_features(x))), x, std)
             return {step: self.score(model_features(x - step * direction if step else x)) for step in steps}
 
     def _clear(self) -> None:
@@ -161,10 +146,6 @@ class Mahalanobis:
         self.classes, self._counts = classes, total
         self._count += len(x)
         self._whitening = None
-
-    def _direction(self, model_features: Callable[[Tensor], Tensor], x: Tensor, std: Any) -> Tensor:
-        with evaluation_mode(model_features):
-            return step_direction(lambda inputs: -self._closeness(self._checked(model_features(inputs))), x, std)
 
     def _checked(self, features: Tensor) -> Tensor:
         check_floating(features, "features")
@@ -238,7 +219,7 @@ class MahalanobisDetector(Detector):
 
     def score_batch(self, x: Tensor) -> Tensor:
         """Score inputs (B, ...) after their step: (B,)."""
-        return self.distances.score(self._features(self.distances.perturb(self._features, x, self.magnitude, self.std)))
+        return self.distances.sweep(self._features, x, [self.magnitude], self.std)[self.magnitude]
 
     @torch.no_grad()
     def sweep(self, data: Tensor | Iterable[Any], magnitudes: Sequence[float] = MAGNITUDES) -> dict[float, Tensor]:

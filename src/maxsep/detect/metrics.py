@@ -17,12 +17,7 @@ from maxsep.detect.scores import to_float64
 def auroc(positive: Tensor, negative: Tensor) -> float:
     """Compute the area under the ROC curve, P(positive > negative) + P(positive = negative) / 2 over all pairs.
 
-    Args:
-        positive: (N,) scores of the positive samples; any real numbers, no sigmoid is applied.
-        negative: (M,) scores of the negative samples.
-
-    Returns:
-        A fraction; 0.5 for constant scores.
+    positive (N,) and negative (M,) are scores: any real numbers, no sigmoid is applied.
 
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0]))
     0.875
@@ -37,15 +32,10 @@ def auroc(positive: Tensor, negative: Tensor) -> float:
 def average_precision(positive: Tensor, negative: Tensor) -> float:
     """Compute the area under the precision-recall curve as average precision.
 
-    AP = sum_t (recall_t - recall_{t-1}) precision_t over the distinct scores t from high to low. The trapezoidal
-    area that other libraries report is another number: without ties it is never higher, under heavy ties it mostly is.
+    AP = sum_t (recall_t - recall_{t-1}) precision_t over the distinct scores t of positive (N,) and negative (M,) from
+    high to low; N / (N + M), the base rate, for constant scores.
 
-    Args:
-        positive: (N,) scores of the positive samples.
-        negative: (M,) scores of the negative samples.
-
-    Returns:
-        A fraction; N / (N + M), the base rate, for constant scores.
+    Pitfall: the trapezoidal area that other libraries report is another number.
 
     >>> round(average_precision(torch.tensor([3.0, 1.0]), torch.tensor([2.0])), 4)
     0.8333
@@ -65,15 +55,6 @@ def fpr_at_tpr(
     benchmark (Liu et al. 2020), takes the distinct score whose recall is closest to `tpr` on either side; of several
     with the same recall the lowest, but recall 1 where it is first reached. "at_least" takes the highest score with
     recall >= `tpr`, as most libraries do.
-
-    Args:
-        positive: (N,) scores of the positive samples.
-        negative: (M,) scores of the negative samples.
-        tpr: Recall in (0, 1].
-        rule: "closest" or "at_least".
-
-    Returns:
-        The fraction of negatives with score >= threshold; lower is better.
 
     >>> positive = torch.arange(1.0, 12.0)  # eleven scores: recall 10/11 = 0.909 or 1
     >>> negative = torch.tensor([1.0, 0.0])
@@ -96,7 +77,7 @@ def fpr_at_tpr(
 
 
 def ood_metrics(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["id", "ood"] = "id") -> dict[str, float]:
-    """Compute AUROC, AUPR and FPR95 of scores, higher = more in-distribution.
+    """Compute AUROC, AUPR (average precision) and FPR95 of scores, higher = more in-distribution, as fractions.
 
     Two conventions change AUPR and FPR95, so both are explicit: which samples are positive, and whether the
     threshold has the recall closest to 0.95 (`fpr95`) or the first recall >= 0.95 (`fpr95_at_least`).
@@ -106,10 +87,6 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["id"
         ood_scores: (M,) scores of out-of-distribution samples.
         positive: "id": FPR95 is the fraction of OOD samples accepted while 95 % of the ID samples are. "ood": the
             fraction of ID samples rejected while 95 % of the OOD samples are.
-
-    Returns:
-        Fractions: `auroc` and `aupr` (average precision), higher is better; `fpr95` and `fpr95_at_least`, lower is
-        better.
 
     >>> known, unknown = torch.tensor([3.0, 2.0]), torch.tensor([2.5, 1.0, 0.5, 0.0])
     >>> ood_metrics(known, unknown)["fpr95"], ood_metrics(known, unknown, positive="ood")["fpr95"]
@@ -130,12 +107,8 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["id"
 def threshold_at_tpr(id_scores: Tensor, tpr: float = 0.95) -> float:
     """Return the highest threshold t such that score >= t holds for at least the fraction `tpr` of the samples.
 
-    Args:
-        id_scores: (N,) scores of in-distribution samples that are used neither for training nor for testing.
-        tpr: Fraction to accept, in (0, 1].
-
-    Returns:
-        One of the scores; a sample below it counts as unknown.
+    A sample below it counts as unknown. Pitfall: id_scores (N,) must be of in-distribution samples that are used
+    neither for training nor for testing.
 
     >>> threshold_at_tpr(torch.arange(20.0))
     1.0
@@ -155,10 +128,7 @@ def oscr(known_scores: Tensor, known_correct: Tensor, unknown_scores: Tensor) ->
     2018). Over all real t the area is P(known sample correct and known score > unknown score), at most accuracy and
     AUROC. Implementations that use only thresholds in the sample lose up to 1 / (2 max(N, M)) of it.
 
-    Args:
-        known_scores: (N,) scores of known samples, higher = more in-distribution.
-        known_correct: (N,) booleans, predictions == labels.
-        unknown_scores: (M,) scores of unknown samples.
+    known_scores and known_correct (predictions == labels) are (N,), unknown_scores (M,).
 
     >>> known, correct = torch.tensor([3.0, 2.0, 0.0]), torch.tensor([True, False, True])
     >>> round(oscr(known, correct, torch.tensor([1.0, -1.0])), 4)  # 3 of the 6 pairs

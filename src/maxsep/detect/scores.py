@@ -1,4 +1,4 @@
-"""Scores of logits, in float64 so that neither saturation nor rounding creates ties.
+"""Scores of logits, higher = more in-distribution, in float64 so that neither saturation nor rounding creates ties.
 
 References:
     D. Hendrycks and K. Gimpel. A baseline for detecting misclassified and out-of-distribution examples in neural
@@ -17,16 +17,10 @@ from maxsep.checks import check_floating, check_number
 
 
 def max_softmax(logits: Tensor) -> Tensor:
-    """Score by the largest class probability, max_c softmax(logits)_c.
+    """Score logits (..., C) by the largest class probability, max_c softmax(logits)_c: (...) in [1/C, 1].
 
     A common shift of the logits cancels. In float32, every sample whose largest logit leads by more than 17 would
     score exactly 1; hence float64.
-
-    Args:
-        logits: (..., C), any floating dtype, any device.
-
-    Returns:
-        (...), float64 in [1/C, 1]; higher is more in-distribution. NaN logits give NaN.
 
     >>> max_softmax(torch.tensor([[0.0, 0.0], [3.0, 0.0]])).round(decimals=4).tolist()
     [0.5, 0.9526]
@@ -35,15 +29,10 @@ def max_softmax(logits: Tensor) -> Tensor:
 
 
 def max_logit(logits: Tensor, *, centre: bool = False) -> Tensor:
-    """Score by the largest logit.
+    """Score logits (..., C) by the largest logit: (...).
 
-    Args:
-        logits: (..., C), any floating dtype, any device.
-        centre: Subtract the mean logit of each sample first. The logits of a maximum-separation head have mean zero
-            by construction, so a fair comparison with a plain head centres both.
-
-    Returns:
-        (...), float64; higher is more in-distribution. At least 0 if centred.
+    `centre` subtracts the mean logit of each sample first. The logits of a maximum-separation head have mean zero by
+    construction, so a fair comparison with a plain head centres both.
 
     >>> logits = torch.tensor([[5.0, 4.0, 3.0]])
     >>> max_logit(logits).item(), max_logit(logits, centre=True).item()
@@ -53,15 +42,9 @@ def max_logit(logits: Tensor, *, centre: bool = False) -> Tensor:
 
 
 def energy(logits: Tensor, temperature: float = 1.0, *, centre: bool = False) -> Tensor:
-    """Score by the negative free energy, T log sum_c exp(logits_c / T).
+    """Score logits (..., C) by the negative free energy, T log sum_c exp(logits_c / T): (...).
 
-    Args:
-        logits: (..., C), any floating dtype, any device.
-        temperature: T > 0; the score tends to `max_logit` as T tends to 0.
-        centre: Subtract the mean logit of each sample first, see `max_logit`.
-
-    Returns:
-        (...), float64; higher is more in-distribution. At least T log C if centred.
+    It tends to `max_logit` as the temperature T tends to 0; for `centre` see there.
 
     >>> round(energy(torch.tensor([0.0, 0.0])).item(), 4)
     0.6931
