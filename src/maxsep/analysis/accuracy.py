@@ -15,15 +15,8 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     """Average the gap between confidence and accuracy over equally wide bins of confidence.
 
     The confidence of a row is its largest probability. Bin b of B holds the confidences in (b/B, (b+1)/B], and
-    ECE = sum_b (n_b / N) |accuracy_b - confidence_b|.
-
-    Args:
-        probabilities: (N, C), rows that sum to 1; logits are refused.
-        labels: (N,) class indices.
-        bins: Number of bins.
-
-    Returns:
-        A fraction in [0, 1]; 0 is perfectly calibrated.
+    ECE = sum_b (n_b / N) |accuracy_b - confidence_b|, a fraction; 0 is perfectly calibrated. probabilities are (N, C),
+    rows that sum to 1, and labels (N,) class indices.
 
     >>> rows = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
     >>> round(expected_calibration_error(rows, torch.tensor([0, 1])), 4)
@@ -45,15 +38,10 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
 
 
 def shot_groups(class_counts: Sequence[int] | Tensor, *, many: int = 100, few: int = 20) -> dict[str, list[int]]:
-    """Group classes by their number of training images.
+    """Group classes by their number of training images, class_counts (C,).
 
-    Args:
-        class_counts: (C,) training images of each class.
-        many: A class with more images than this is a many-shot class.
-        few: A class with fewer images than this is a few-shot class; all others are medium.
-
-    Returns:
-        Class indices under `many`, `medium` and `few`; a group may be empty.
+    A class with more images than `many` is a many-shot class, one with fewer than `few` a few-shot class, and all
+    others are medium. Returns class indices under `many`, `medium` and `few`; a group may be empty.
 
     >>> shot_groups([500, 101, 100, 20, 19])
     {'many': [0, 1], 'medium': [2, 3], 'few': [4]}
@@ -79,16 +67,9 @@ def accuracy_by_shot(
 ) -> dict[str, float | None]:
     """Average accuracy over many-, medium- and few-shot classes, each class with the same weight.
 
-    Args:
-        accuracies: (C,) accuracy of each class, as fractions; or, with `labels`, predictions (N,) or logits (N, C).
-            A class without test samples (NaN) does not count.
-        class_counts: (C,) training images of each class.
-        labels: (N,) true labels of the predictions.
-        many: See `shot_groups`.
-        few: See `shot_groups`.
-
-    Returns:
-        Means under `many`, `medium`, `few` and `all`; None for a group without a class.
+    accuracies are (C,) fractions, NaN for a class without test samples; or, with labels (N,), predictions (N,) or
+    logits (N, C). Groups are those of `shot_groups`. Returns means under `many`, `medium`, `few` and `all`; None for a
+    group without a class.
 
     >>> accuracy_by_shot([1.0, 0.5, 0.75], [500, 400, 30])
     {'many': 0.75, 'medium': 0.75, 'few': None, 'all': 0.75}

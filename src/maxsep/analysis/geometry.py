@@ -26,15 +26,8 @@ def angular_fisher_score(features: Tensor, labels: Tensor, eps: float = 1e-12) -
     With class means m_i, the mean m of all features and n_i samples of class i (Liu et al. 2017):
     AFS = sum_i sum_{x in i} (1 - cos(x, m_i)) / sum_i n_i (1 - cos(m_i, m)). The means are of the raw features; only
     the cosines normalise. Where the global mean is nearly zero, as for centred logits of balanced data, the angles
-    to it and so the score are ill-conditioned.
-
-    Args:
-        features: (N, D), such as a network's pooled features.
-        labels: (N,) class indices; classes without a sample do not count.
-        eps: Smallest norm that a cosine divides by.
-
-    Returns:
-        A number >= 0; infinite if all class means have the same direction.
+    to it and so the score are ill-conditioned. features are (N, D), labels (N,); the score is infinite if all class
+    means have the same direction. `eps` is the smallest norm that a cosine divides by.
 
     >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
     >>> round(angular_fisher_score(x, torch.tensor([0, 0, 1, 1])), 4)
@@ -67,9 +60,6 @@ def neural_collapse(features: Tensor, labels: Tensor, weight: Tensor, bias: Tens
         weight: (K, D). For a maximum-separation head either the pooled features with the weight of `fold(head)`, or
             `head.features(x)` with `head.class_vectors()`, for which nc2 is 0 by construction.
         bias: (K,), or None for zero.
-
-    Returns:
-        `nc1`, `nc2`, `nc3`, `nc4`, all >= 0.
 
     >>> from maxsep import simplex
     >>> corners = simplex(4, dtype=torch.float64).T

@@ -1,7 +1,4 @@
-"""The estimator: a small network that ends in a head, trained by SGD.
-
-It is SGD because the theorem about the matrix and its control is about SGD (docs/theory.md).
-"""
+"""The estimator: a small network that ends in a head, trained by SGD, as the theorem in docs/theory.md assumes."""
 
 from __future__ import annotations
 
@@ -29,14 +26,10 @@ from maxsep.detect import energy
 from maxsep.sklearn.training import EarlyStopping, Samples, Training, hold_out, standardisation, weigh
 from maxsep.surgery import fold
 
-__all__ = ["MaxSeparationClassifier"]
-
-PREDICT_ROWS = 65_536
-"""Samples that are predicted together: the hidden layers of millions would not fit in memory."""
-
+PREDICT_ROWS = 65_536  # samples that are predicted together, which bounds memory
 FLOATS = (np.float64, np.float32)
+# rectified features reach few vertices of an unrotated simplex
 HEAD_OPTIONS: dict[str, dict[str, Any]] = {"etf": {"rotation": 0}}
-"""Rectified features reach few vertices of an unrotated simplex."""
 POSITIVE = Interval(Real, 0, None, closed="neither")
 COUNT = Interval(Integral, 1, None, closed="left")
 
@@ -44,10 +37,7 @@ COUNT = Interval(Integral, 1, None, closed="left")
 def _takes_parts(estimator: Any) -> bool:
     """Return whether no parameter needs all samples at once."""
     if estimator.class_weight == "balanced" or estimator.loss == "logit_adjusted" or estimator.early_stopping:
-        raise AttributeError(
-            "partial_fit takes no class_weight='balanced', loss='logit_adjusted' or early_stopping=True, "
-            "which need all samples at once"
-        )
+        raise AttributeError("partial_fit takes no class_weight='balanced', loss='logit_adjusted' or early stopping")
     return True
 
 
@@ -184,9 +174,9 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one epoch on these samples; the first call must name all classes.
 
-        It is there unless a parameter needs all samples at once: `balanced`, `logit_adjusted`, early stopping. The
-        momentum goes on from call to call. Pitfall: the first call fixes mean and scale of the features, so pass some
-        hundred typical samples in it.
+        Not available with `balanced`, `logit_adjusted` and early stopping, which need all samples at once. Momentum is
+        kept between calls. Pitfall: the first call fixes mean and scale of the features, so pass some hundred typical
+        samples in it.
         """
         self._validate_params()
         is_first = not hasattr(self, "module_")
@@ -214,28 +204,23 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the label of the largest logit, (n,)."""
-        best = self._logits(X).argmax(1).numpy()
-        labels: NDArray[Any] = self.classes_[best]
+        labels: NDArray[Any] = self.classes_[self._logits(X).argmax(1).numpy()]
         return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return softmax(logits), (n, C)."""
-        probabilities: NDArray[np.float64] = self._logits(X).softmax(1).numpy()
-        return probabilities
+        return self._logits(X).softmax(1).numpy()
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """Return log softmax(logits), (n, C)."""
-        log_probabilities: NDArray[np.float64] = self._logits(X).log_softmax(1).numpy()
-        return log_probabilities
+        return self._logits(X).log_softmax(1).numpy()
 
     def score_samples(self, X: Any) -> NDArray[np.float64]:
         """Return log sum exp(logits), the negative energy, (n,): higher is more like the training data.
 
         Pitfall: it sees what lies between the classes, not what lies far beyond them, where logits grow with distance.
-        `maxsep.detect.threshold_at_tpr` makes a threshold for "unknown" of the scores of held-out samples.
         """
-        scores: NDArray[np.float64] = energy(self._logits(X)).numpy()
-        return scores
+        return energy(self._logits(X)).numpy()
 
     def fold(self) -> nn.Module:
         """Return plain torch layers with the logits of `module_`: raw features in, one column for each of classes_.
@@ -287,10 +272,8 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         width = self.hidden_layer_sizes[-1] if len(self.hidden_layer_sizes) else 0
         # a class that is the largest logit of some feature can be reached with features of at least 0
         if not width or len(set(head.linear_form()[0].argmax(0).tolist())) < len(self.classes_):
-            raise ValueError(
-                f"head={self.head!r} trains nothing itself and needs a wider last hidden layer for "
-                f"{len(self.classes_)} classes, got {width} features"
-            )
+            needs = f"needs a wider last hidden layer for {len(self.classes_)} classes, got {width} features"
+            raise ValueError(f"head={self.head!r} trains nothing itself and {needs}")
 
     @torch.inference_mode(False)
     def _train(self, data: Samples, shift: Tensor, epochs: int, validation: Samples | None = None) -> None:
@@ -337,7 +320,6 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def _finite(self, loss: float) -> float:
         if not math.isfinite(loss):
-            raise ValueError(
-                f"training diverged: the loss is {loss} at learning_rate={self.learning_rate}, radius={self.radius}"
-            )
+            options = f"learning_rate={self.learning_rate}, radius={self.radius}"
+            raise ValueError(f"training diverged: the loss is {loss} at {options}")
         return loss

@@ -16,8 +16,6 @@ from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["EarlyStopping", "Samples", "Training", "hold_out", "standardisation", "weigh"]
-
 
 class Samples(NamedTuple):
     """Features (n, D), class indices (n,) and weights (n,) of mean 1."""
@@ -71,9 +69,8 @@ def standardisation(samples: Samples) -> nn.BatchNorm1d:
     mean = (share * x).sum(0)
     largest = (x - mean).abs().amax(0)
     varies = largest > 10 * torch.finfo(x.dtype).eps * x.abs().amax(0)
-    relative = (x - mean) / torch.where(
-        varies, largest, 1
-    )  # squared below: x may be beyond the root of float64's range
+    # squared below: x may be beyond the root of float64's range
+    relative = (x - mean) / torch.where(varies, largest, 1)
     scale = torch.where(varies, largest * (share * relative.square()).sum(0).sqrt(), 1)
     tiny = torch.finfo(x.dtype).tiny  # torch 2.11 refuses zero
     layer = nn.BatchNorm1d(x.shape[1], eps=tiny, device="cpu", dtype=x.dtype).eval().requires_grad_(False)
@@ -92,13 +89,8 @@ def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Sam
 class Training:
     """Minimise mean_i weight_i * cross-entropy(network(x_i) + shift, y_i) by SGD on mini-batches.
 
-    Args:
-        network: Standardised features to logits.
-        shift: Added to the logits of every sample, (C,): zero, or the log-priors of the classes.
-        batch_size: Largest number of samples in a step; the batches of an epoch differ by one at most.
-        generator: Shuffles, on the CPU.
-        options: Of torch.optim.SGD.
-        state: The momentum that `state()` of an earlier training of the same network returned.
+    shift (C,) is zero, or the log-priors of the classes; `options` are of SGD; `state` is what `state()` of an earlier
+    training of the same network returned.
     """
 
     def __init__(
