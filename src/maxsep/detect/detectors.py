@@ -70,8 +70,7 @@ class Detector(ABC):
 class LogitDetector(Detector):
     """Score inputs by a function of their logits, such as `max_softmax`, `max_logit` or `energy`.
 
-    `max_logit` and `energy` depend on a common shift of the logits, in which a plain head differs from a
-    maximum-separation head: compare such heads with `centre=True`.
+    Pitfall: compare a plain head with a maximum-separation head at `centre=True`, see `max_logit`.
 
     Args:
         model: Maps inputs (B, ...) to logits (B, C), or to an object with an attribute `logits`.

@@ -40,9 +40,6 @@ class Mahalanobis:
     [-0.75, -3.0]
     """
 
-    classes: Tensor
-    means: Tensor
-
     def __init__(self) -> None:
         self._clear()
 

@@ -126,7 +126,7 @@ def oscr(known_scores: Tensor, known_correct: Tensor, unknown_scores: Tensor) ->
     At threshold t the rates are the fraction of known samples that are classified correctly with score > t, and the
     fraction of unknown samples with score >= t (Dhamija, Guenther and Boult, Reducing network agnostophobia, NeurIPS
     2018). Over all real t the area is P(known sample correct and known score > unknown score), at most accuracy and
-    AUROC. Implementations that use only thresholds in the sample lose up to 1 / (2 max(N, M)) of it.
+    AUROC.
 
     known_scores and known_correct (predictions == labels) are (N,), unknown_scores (M,).
 

@@ -100,11 +100,6 @@ class LogitScaledHead(Head):
         logits: Tensor = self.head(x)
         return logits * self.scale
 
-    def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of the inner head, each times its factor."""
-        weight, bias = self.head.linear_form()
-        return weight * self.scale[:, None], None if bias is None else bias * self.scale
-
     @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return the plain form of the inner head with the factors in its last layer."""

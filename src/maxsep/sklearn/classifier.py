@@ -204,7 +204,8 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the label of the largest logit, (n,)."""
-        labels: NDArray[Any] = self.classes_[self._logits(X).argmax(1).numpy()]
+        best = self._logits(X).argmax(1).numpy()
+        labels: NDArray[Any] = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
