@@ -156,30 +156,6 @@ def half_precision_case():
     return abs(loss.item() - expected.item())
 
 
-def collectives_case():
-    """Return the collective calls of a first loss, a second one, its backward pass and a prediction."""
-    calls, names = [], ("all_gather_single", "all_gather_into_tensor", "all_reduce", "broadcast", "all_gather")
-    originals = {name: getattr(distributed, name) for name in names if hasattr(distributed, name)}
-
-    def counting(name):
-        def call(*arguments, **options):
-            tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-            calls.append((name.removesuffix("_single").removesuffix("_into_tensor"), tensors[-1].numel()))
-            return originals[name](*arguments, **options)
-
-        return call
-
-    head, (x, target) = sharded(whole_head(11)), batch(11)
-    for name in originals:
-        setattr(distributed, name, counting(name))
-    head.loss(x, target)
-    head.loss(x, target, label_smoothing=0.1).backward()
-    head.topk(x, 2)
-    for name, function in originals.items():
-        setattr(distributed, name, function)
-    return calls
-
-
 def start_case():
     """All ranks have one seed, yet draw different rows, and their generators stay equal."""
     torch.manual_seed(0)
@@ -251,7 +227,6 @@ def main():
     result = {
         "distances": distances,
         "half precision": half_precision_case(),
-        "collectives": collectives_case(),
         "start": start_case(),
         "checkpoint": checkpoint_case(folder, ranks),
     }

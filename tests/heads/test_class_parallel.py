@@ -66,12 +66,6 @@ def test_half_precision_is_summed_in_float32(ranks):
     assert max(result["half precision"] for result in ranks) <= 2e-6
 
 
-def test_one_collective_call_forward_and_one_backward(ranks):
-    size, loss = ("all_gather", 1), ("all_gather", 3 * BATCH)
-    backward, topk = ("all_reduce", WIDTH * BATCH), ("all_gather", 5 * BATCH)
-    assert all(result["collectives"] == [size, loss, loss, backward, topk] for result in ranks)
-
-
 def test_one_seed_gives_every_rank_different_rows(ranks):
     first, second = (result["start"]["rows"] for result in ranks[:2])
     assert not torch.isin(first, second).any()
@@ -89,18 +83,6 @@ def test_a_checkpoint_of_two_ranks_loads_on_three_and_on_one(results, folder):
     checkpoint.load(state, checkpoint_id=folder / "two", no_dist=True)
     whole.load_state_dict(state["head"])
     assert all(torch.equal(whole.state_dict()[name], saved[name]) for name in saved)
-
-
-def test_a_checkpoint_loads_on_one_rank(results, folder, alone):
-    saved = results[2][0]["checkpoint"]
-    head = ClassParallelHead(WIDTH, 11).double()
-    state = {"head": head.state_dict()}
-    checkpoint.load(state, checkpoint_id=folder / "two")
-    head.load_state_dict(state["head"])
-    assert all(torch.equal(head.to_head().state_dict()[name], saved[name]) for name in saved)
-    other = ClassParallelHead(WIDTH, 11, 0.5).double()
-    with pytest.raises(ValueError, match="radius"):
-        other.load_state_dict(state["head"])
 
 
 def test_it_meets_the_contract_of_a_head(alone):
@@ -140,12 +122,9 @@ def test_it_needs_a_process_group():
     ("x", "target", "options", "error", "argument"),
     [
         (torch.zeros(2, 4), [0, 1], {}, TypeError, "target"),
-        (torch.zeros(2, 4), torch.zeros(2), {}, TypeError, "target"),
         (torch.zeros(2, 4), torch.tensor([0, 7]), {}, ValueError, "target"),
-        (torch.zeros(2, 4), torch.tensor([-1, 0]), {}, ValueError, "target"),
         (torch.zeros(2, 4), torch.zeros(3).long(), {}, ValueError, "target"),
         (torch.zeros(2, 5), torch.zeros(2).long(), {}, ValueError, "in_features"),
-        (torch.zeros(2, 4).long(), torch.zeros(2).long(), {}, TypeError, "x"),
         (torch.zeros(2, 4), torch.zeros(2).long(), {"reduction": "max"}, ValueError, "reduction"),
         (torch.zeros(2, 4), torch.zeros(2).long(), {"label_smoothing": 2}, ValueError, "label_smoothing"),
         (torch.zeros(2, 4), torch.zeros(2).long(), {"weight": torch.ones(6)}, ValueError, "weight"),
@@ -154,11 +133,6 @@ def test_it_needs_a_process_group():
 def test_wrong_input_is_refused(alone, x, target, options, error, argument):
     with pytest.raises(error, match=argument):
         ClassParallelHead(4, 7).loss(x, target, **options)
-
-
-def test_more_predictions_than_classes_are_refused(alone):
-    with pytest.raises(ValueError, match="k must"):
-        ClassParallelHead(4, 7).topk(torch.zeros(2, 4), 8)
 
 
 UNEVEN = """

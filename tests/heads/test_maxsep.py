@@ -37,18 +37,6 @@ def test_formula(x, order, bias):
     assert set(head.state_dict()) == keys
 
 
-def test_sizes_and_start():
-    torch.manual_seed(5)
-    linear = nn.Linear(12, 4)
-    torch.manual_seed(5)
-    head = MaxSeparationHead(12, 5, class_order=ORDER)
-    assert torch.equal(head.weight, linear.weight)
-    assert torch.equal(head.bias, linear.bias)
-    assert (head.in_features, head.out_features, head.num_classes, head.radius) == (12, 5, 5, 1.0)
-    assert not isinstance(head, nn.Linear)
-    assert not list(MaxSeparationHead(12, 5).buffers())
-
-
 @pytest.mark.parametrize(
     "order", [[0, 1, 2, 3], [0, 1, 2, 3, 3], [1, 2, 3, 4, 5], [0.0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]], [False] * 5]
 )
@@ -157,11 +145,6 @@ def test_the_extra_state_is_exact_after_half():
     assert (state.tolist(), state.dtype, state.device.type) == ([5.0, 0.1], torch.float64, "cpu")
     with torch.device("meta"):
         assert MaxSeparationHead(12, 5).get_extra_state().device.type == "cpu"
-
-
-def test_autocast_gives_float32_logits(x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert MaxSeparationHead(12, 5)(x).dtype == torch.float32
 
 
 @pytest.mark.parametrize("order", [None, ORDER])

@@ -178,25 +178,6 @@ def test_training_continues_after_growth(kind):
     train(model, optimiser, 2)
 
 
-def test_optimisers_without_state_may_be_of_any_kind():
-    head = MaxSeparationHead(4, 3)
-    head.bias.requires_grad_(False)
-    optimiser = torch.optim.RMSprop([head.weight])
-    grown = grow(head, 1, optimiser=optimiser)
-    assert optimiser.param_groups[0]["params"] == [grown.weight]
-
-
-def test_bias_of_an_etf_head():
-    head, x = ETFHead(9, 4, reserved=2, bias=True), torch.randn(8, 9)
-    optimiser = torch.optim.Adam(head.parameters())
-    descend(optimiser, lambda: nn.functional.cross_entropy(head(x), torch.arange(8) % 4))
-    old = optimiser.state[head.bias]
-    grown = grow(head, 2, optimiser=optimiser)
-    state = optimiser.state[grown.bias]
-    assert torch.equal(state["exp_avg"], nn.functional.pad(old["exp_avg"], (0, 2)))
-    torch.testing.assert_close(state["exp_avg_sq"][4:], old["exp_avg_sq"].mean().expand(2))
-
-
 @pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.LBFGS])
 def test_other_optimisers_with_state_are_refused_before_anything_changes(kind):
     model, x = nn.Sequential(nn.Linear(4, 6), MaxSeparationHead(6, 5)), torch.randn(3, 4)

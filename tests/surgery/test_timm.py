@@ -91,19 +91,6 @@ def test_protocol_of_distilled_models(name):
     assert model(x).shape == (2, 3)
 
 
-def test_distilled_heads_are_both_trained():
-    torch.manual_seed(0)
-    model = maxsep.attach(make("deit_tiny_distilled_patch16_224"), CLASSES).train()
-    model.set_distilled_training(True)
-    one, two = model(torch.randn(2, 3, 32, 32))
-    (one.square().mean() + two.square().mean()).backward()
-    heads = model.get_classifier()
-    assert [type(head) for head in heads] == [MaxSeparationHead] * 2
-    assert all(head.weight.grad.abs().sum() > 0 for head in heads)
-    model.reset_classifier(4)
-    assert [type(head) for head in model.get_classifier()] == [nn.Linear] * 2
-
-
 @pytest.mark.parametrize(
     ("name", "paths"),
     [
@@ -120,16 +107,6 @@ def test_every_head_of_unusual_models_is_swapped(name, paths):
         model = maxsep.attach(timm.create_model(name, num_classes=10), CLASSES)
     assert [path for path, _ in find_heads(model)] == paths
     assert model.num_classes == CLASSES
-
-
-def test_number_of_classes_inside_the_head_module_follows():
-    model = maxsep.attach(make("repvit_m0_9"), CLASSES)
-    assert model.head.num_classes == CLASSES
-
-
-def test_growth_follows():
-    model = maxsep.grow(maxsep.attach(make("vit_tiny_patch16_224")), 2)
-    assert model.num_classes == model.get_classifier().num_classes == 12
 
 
 def test_model_without_classifier():

@@ -128,25 +128,6 @@ def test_folded_model_goes_through_save_pretrained_and_training_goes_on(tmp_path
     torch.testing.assert_close(again(x).logits, model(x).logits, rtol=0, atol=1e-5)
 
 
-def test_from_pretrained_then_attach_then_load(tmp_path):
-    torch.manual_seed(0)
-    bert().save_pretrained(tmp_path / "hub")
-    model = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hub")
-    maxsep.attach(model, CLASSES).eval()
-    maxsep.save(model, tmp_path / "tuned", labels=list("abcde"))
-    again = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hub")
-    maxsep.attach(again, CLASSES).eval()
-    assert maxsep.load(tmp_path / "tuned", again).labels == tuple("abcde")
-    x = words()
-    assert torch.equal(again(x).logits, model(x).logits)
-
-
-def test_unfolded_save_pretrained_is_refused_by_from_pretrained_and_not_misread(tmp_path):
-    maxsep.attach(vit(), CLASSES).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        hf.AutoModelForImageClassification.from_pretrained(tmp_path)
-
-
 def one_label_in_the_configuration() -> nn.Module:
     model = bert()
     model.config.num_labels = 1
@@ -177,11 +158,6 @@ def test_other_models_are_refused(build, classifier, message):
     with pytest.raises(ValueError, match=message):
         maxsep.attach(model, classifier=classifier)
     assert list(model.modules()) == before
-
-
-def test_token_classifier():
-    model = maxsep.attach(hf.BertForTokenClassification(hf.BertConfig(**TEXT, num_labels=3)), CLASSES)
-    assert model(words()).logits.shape == (4, 6, CLASSES)
 
 
 def test_wrapped_timm_model():
