@@ -93,15 +93,15 @@ def separations():
 
 def rows():
     numbers = torch.zeros(300)
-    for radius, offset, z_loss in ((None, None, None), (0.5, torch.zeros(10_000), numbers)):
-        z = torch.empty(300, 10_000, dtype=torch.bfloat16)
-        weight = torch.empty(10_000 - (radius is not None), 8, dtype=torch.bfloat16)
-        layer = Layer(z[:, :8], weight, offset, labels(300), radius)
+    for offset, z_loss in ((None, None), (torch.zeros(10_000), numbers)):
+        z, weight = (torch.empty(300, width, dtype=torch.bfloat16) for width in (10_000, 8))
+        layer = Layer(z[:, :8], weight, offset, labels(300))
         factors = Factors(numbers, numbers, z_loss)
         call = functools.partial(over_samples._softmax, z, layer, slice(0, 300), numbers, numbers, factors)
-        yield f"rows, radius {radius}", call
-    x = torch.empty(1 << 22, dtype=torch.bfloat16)
-    yield "scale", lambda: softmax_kernel.scale_unless_one[(1024,)](x, numbers, x.numel(), BLOCK=4096)
+        yield f"rows, offset {offset is not None}", call
+    weight = torch.empty(1000, 512, dtype=torch.bfloat16)
+    launch = softmax_kernel.scale_unless_one[(125,)]
+    yield "scale", lambda: launch(weight, torch.ones(()), weight.numel(), BLOCK=4096)
 
 
 def products(kernels, widths):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from maxsep import simplex
 from maxsep.ops.linear_cross_entropy import (
     Factors,
     Layer,
@@ -22,17 +21,16 @@ from maxsep.ops.linear_cross_entropy import (
 both = pytest.mark.parametrize("algorithm", ["classes", "samples"])
 
 
-def layer_of(num_classes, batch, width, radius=0.7, offset=True, dtype=torch.float64):
+def layer_of(num_classes, batch, width, offset=True, dtype=torch.float64):
     generator = torch.Generator().manual_seed(num_classes * 100 + batch * 10 + width)
 
     def normal(*shape, dtype=dtype):
         return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
 
-    outputs = num_classes - (radius is not None)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     target = torch.randint(num_classes, (batch,), generator=generator)
     numbers = normal(num_classes, dtype=wide) if offset else None
-    return Layer(normal(batch, width), normal(outputs, width), numbers, target, radius)
+    return Layer(normal(batch, width), normal(num_classes, width), numbers, target)
 
 
 def leaves(layer):
@@ -40,17 +38,15 @@ def leaves(layer):
 
 
 def doubled(layer):
-    return Layer(*(t if t is None else t.detach().double().requires_grad_() for t in layer[:3]), *layer[3:])
+    return Layer(*(t if t is None else t.detach().double().requires_grad_() for t in layer[:3]), layer.target)
 
 
 def dense(layer):
-    """Log-sum-exp and target logit from all logits, by the matrix."""
-    x, weight, offset, target, radius = layer
+    """Log-sum-exp and target logit from all logits."""
+    x, weight, offset, target = layer
     logits = x @ weight.T
-    if radius is not None:
-        logits = radius * logits @ simplex(layer.num_classes, dtype=logits.dtype)
     logits = logits if offset is None else logits + offset
-    is_class = (target >= 0) & (target < layer.num_classes)
+    is_class = (target >= 0) & (target < len(weight))
     picked = logits.gather(1, torch.where(is_class, target, 0)[:, None])[:, 0]
     return logits.logsumexp(1), torch.where(is_class, picked, torch.nan)
 
@@ -82,15 +78,14 @@ def small_chunks(patch, layer):
     num_classes=st.integers(2, 40),
     batch=st.integers(1, 9),
     width=st.integers(1, 9),
-    radius=st.none() | st.just(0.7),
     offset=st.booleans(),
     needs=st.sampled_from([needs for needs in itertools.product((True, False), repeat=3) if any(needs[:2])]),
     is_chunked=st.booleans(),
     bad_label=st.none() | st.sampled_from([-100, -1, 40, 1000]),
 )
 @settings(max_examples=150)
-def test_values_and_gradients(algorithm, num_classes, batch, width, radius, offset, needs, is_chunked, bad_label):
-    layer = layer_of(num_classes, batch, width, radius, offset)
+def test_values_and_gradients(algorithm, num_classes, batch, width, offset, needs, is_chunked, bad_label):
+    layer = layer_of(num_classes, batch, width, offset)
     for tensor, needed in zip(layer[:3], needs, strict=True):
         if tensor is not None:
             tensor.requires_grad_(needed)
@@ -113,9 +108,8 @@ def test_values_and_gradients(algorithm, num_classes, batch, width, radius, offs
 
 
 @both
-@pytest.mark.parametrize("radius", [None, 0.7])
-def test_classes_that_the_offset_rules_out(algorithm, radius, monkeypatch):
-    layer = layer_of(30, 5, 4, radius)
+def test_classes_that_the_offset_rules_out(algorithm, monkeypatch):
+    layer = layer_of(30, 5, 4)
     layer.offset.data[:17] = -torch.inf  # all of the first chunks
     layer.target.copy_(torch.tensor([17, 20, 25, 29, 17]))
     small_chunks(monkeypatch, layer)
@@ -170,12 +164,12 @@ def test_half_precision_with_a_loss_scale(algorithm, is_chunked, dtype, toleranc
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.filterwarnings("ignore:divide by zero")  # the logarithm of rows beyond the batch, which are not stored
-@pytest.mark.parametrize(("algorithm", "radius"), [("classes", None), ("samples", None), ("samples", 0.7)])
+@both
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("num_classes", [2, 300])
-def test_kernels_in_the_interpreter(algorithm, radius, offset, num_classes, monkeypatch):
+def test_kernels_in_the_interpreter(algorithm, offset, num_classes, monkeypatch):
     monkeypatch.setattr(over_samples, "BLOCK_V", 128)
-    layer = layer_of(num_classes, 3, 72 if num_classes > 2 else 4, radius, offset, torch.float32)
+    layer = layer_of(num_classes, 3, 72 if num_classes > 2 else 4, offset, torch.float32)
     layer.target[0] = num_classes
     if offset:
         layer.offset.data[: num_classes // 2] = -torch.inf  # the whole of a block
@@ -237,9 +231,8 @@ def peak(step):
     return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda event: event.start_ns())))
 
 
-@pytest.mark.parametrize("radius", [None, 0.1])
-def test_memory(radius):
-    layer = layer_of(50_000, 1_024, 128, radius, dtype=torch.float32)
+def test_memory():
+    layer = layer_of(50_000, 1_024, 128, dtype=torch.float32)
     one = torch.ones(1_024)
 
     def step():
@@ -252,7 +245,7 @@ def test_memory(radius):
 @both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_operators_are_registered_as_torch_wants_them(algorithm, dtype):
-    layer = Layer(*(t.detach() if isinstance(t, torch.Tensor) else t for t in layer_of(20, 6, 4, None, dtype=dtype)))
+    layer = Layer(*(t.detach() if isinstance(t, torch.Tensor) else t for t in layer_of(20, 6, 4, dtype=dtype)))
     one, ops = torch.ones(6), torch.ops.maxsep
     for x, weight in ((layer.x, layer.weight), (layer.x.T.contiguous().T, layer.weight.T.contiguous().T)):
         arguments = (x, weight, *layer[2:])

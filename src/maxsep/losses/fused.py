@@ -28,7 +28,7 @@ from maxsep.ops.linear_cross_entropy import (
     layer_logsumexp,
     weighted_sum_of_losses,
 )
-from maxsep.ops.separate import adjoint, is_autocasting, separate_to, wide_dtype, widened
+from maxsep.ops.separate import is_autocasting, separate_to, wide_dtype, widened
 from maxsep.ops.tracing import is_transformed
 
 __all__ = ["fused_cross_entropy", "linear_logsumexp"]
@@ -127,8 +127,9 @@ class _Samples(NamedTuple):
 
     layer: Layer
     is_counted: Tensor
-    order: Tensor | None
-    """The class of every column, if it is not the column's number."""
+    class_order: Tensor | None
+    has_matrix: bool
+    """Whether the rows of the weight sum to zero, because P is folded into it."""
 
 
 class _Options(NamedTuple):
@@ -149,7 +150,7 @@ class _Options(NamedTuple):
 def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Samples:
     weight, bias, radius, scale = _parameters(head)
     _check(x, target, weight)
-    num_classes = len(weight) + (radius is not None)
+    num_classes, has_matrix = len(weight) + (radius is not None), radius is not None
     check_labels(target, num_classes, ignore_index)
     order: Tensor | None = getattr(head, "class_order", None)
     rows = _in_product_precision(x.reshape(-1, x.shape[-1]), weight)
@@ -159,6 +160,8 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     offset = None
     if bias is not None:
         offset = widened(bias) if radius is None else separate_to(widened(bias), radius, wide)
+    if radius is not None:
+        weight = separate_to(weight.T, radius, rows.dtype).T
     adjustment = check_per_class("adjustment", adjustment, num_classes, x.device)
     if adjustment is not None:
         columns = adjustment.to(wide) if order is None else adjustment.to(wide)[order]
@@ -168,7 +171,7 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     if order is not None:  # labels that are no class stay what they are
         is_class = (labels >= 0) & (labels < num_classes)
         labels = torch.where(is_class, head.class_columns[torch.where(is_class, labels, 0)], labels)  # type: ignore[index]
-    return _Samples(Layer(rows, weight, offset, labels, radius), is_counted, order)
+    return _Samples(Layer(rows, weight, offset, labels), is_counted, order, has_matrix)
 
 
 def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, float]:
@@ -194,7 +197,7 @@ def _losses(samples: _Samples, options: _Options, impl: str) -> Tensor:
         value = value * _of_target(weight, layer)
     if smoothing:
         mean_weight = 1 if weight is None else weight.mean()
-        value = (1 - smoothing) * value + smoothing * (lse * mean_weight - _mean_logit(layer, weight))
+        value = (1 - smoothing) * value + smoothing * (lse * mean_weight - _mean_logit(samples, weight))
     if z_loss:
         value = value + z_loss * lse * lse
     value = torch.where(samples.is_counted, value, 0.0)  # first, or NaN would reach the gradient of the sample's weight
@@ -220,7 +223,7 @@ def _summed(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tenso
     factors = Factors(grad_lse, of_class * (smoothing - 1), z_loss * factor if z_loss else None)
     value = weighted_sum_of_losses(layer, factors, samples.is_counted, algorithm)
     if smoothing:
-        value = value - smoothing * (factor * _mean_logit(layer, weight)).sum()
+        value = value - smoothing * (factor * _mean_logit(samples, weight)).sum()
     # 0 * inf: as in torch, the mean of no sample is NaN and its gradients are zero
     return value if inverse is None else torch.add(value, inverse, alpha=0)
 
@@ -238,15 +241,14 @@ def _of_target(weight: Tensor, layer: Layer) -> Tensor:
     return torch.where(is_class, weight[torch.where(is_class, layer.target, 0)], 0)
 
 
-def _mean_logit(layer: Layer, weight: Tensor | None) -> Tensor:
+def _mean_logit(samples: _Samples, weight: Tensor | None) -> Tensor:
     """Return mean_j w_j z_j of every sample by one product with a vector: the logits are linear in x."""
-    x, rows, offset, _, radius = layer
-    num_classes = layer.num_classes
+    x, rows, offset, _ = samples.layer
+    num_classes = len(rows)
     shares = torch.ones(num_classes, device=x.device, dtype=wide_dtype(x)) if weight is None else weight
     mean = torch.zeros(len(x), device=x.device, dtype=wide_dtype(x))
-    if radius is None or weight is not None:  # P maps equal shares to zero
-        outputs = shares if radius is None else adjoint(shares, radius)
-        mean = mean + widened(x) @ (outputs.to(rows.dtype) @ rows).to(mean.dtype)
+    if weight is not None or not samples.has_matrix:
+        mean = mean + widened(x) @ (shares.to(rows.dtype) @ rows).to(mean.dtype)
     if offset is not None:
         mean = mean + offset @ shares
     return mean / num_classes
@@ -254,24 +256,23 @@ def _mean_logit(layer: Layer, weight: Tensor | None) -> Tensor:
 
 def _from_logits(layer: Layer) -> tuple[Tensor, Tensor]:
     """Return log-sum-exp and target logit from all logits, by differentiable operations."""
-    x, weight, offset, target, radius = layer
+    x, weight, offset, target = layer
     logits = widened(F.linear(x, weight.to(x.dtype)))
-    logits = logits if radius is None else separate_to(logits, radius, logits.dtype)
     logits = logits if offset is None else logits + offset
-    is_class = (target >= 0) & (target < layer.num_classes)
+    is_class = (target >= 0) & (target < len(weight))
     picked = logits.gather(-1, torch.where(is_class, target, 0)[:, None])[:, 0]
     return logits.logsumexp(-1), torch.where(is_class, picked, torch.nan)
 
 
 def _class_weights(samples: _Samples, weight: Tensor | None) -> Tensor | None:
     layer = samples.layer
-    weight = check_per_class("weight", weight, layer.num_classes, layer.x.device)
+    weight = check_per_class("weight", weight, len(layer.weight), layer.x.device)
     if weight is None:
         return None
     if weight.requires_grad:
         raise ValueError("weight must not require a gradient: class weights have none here")
     weight = weight.to(wide_dtype(layer.x))
-    return weight if samples.order is None else weight[samples.order]
+    return weight if samples.class_order is None else weight[samples.class_order]
 
 
 def _sample_weights(x: Tensor, target: Tensor, sample_weight: Tensor | None) -> Tensor | None:

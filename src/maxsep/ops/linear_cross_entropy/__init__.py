@@ -1,6 +1,6 @@
 r"""Log-sum-exp and target logit of a linear layer, differentiable, without the logits in memory.
 
-    logits = x W^T + offset,  or  radius * P^T x W^T + offset;    lse_i = log sum_j exp logits_ij
+    logits = x W^T + offset,    lse_i = log sum_j exp logits_ij
 
 Two algorithms, chosen by shape in `choose_algorithm`: `over_classes` computes the logits twice and suits few features;
 `over_samples` suits wide features. Everything else of a loss (class weights, smoothing, reductions) is ordinary code on
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
 from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
-from maxsep.ops.separate import separate_to, wide_dtype, without_autocast
+from maxsep.ops.separate import wide_dtype, without_autocast
 from maxsep.ops.separate_triton import on_device_of
 from maxsep.ops.tracing import is_plain_eager, is_traced
 
@@ -29,8 +29,6 @@ MAX_FEATURES_OVER_CLASSES = 512
 """Up to this width the fused kernels hold a block of samples on the multiprocessor."""
 FEW_LOGITS = 64 << 20
 """Bytes of logits up to which writing them costs less than computing them twice."""
-LARGE_WEIGHT = 128 << 20
-"""Bytes from which on, with fewer samples than features, P is applied to the outputs and not to the weight."""
 MIN_CHUNK_ROWS = 32
 """Samples of a chunk below which products on a CPU would be slow."""
 LARGE_GRADIENT = 1 << 22
@@ -53,7 +51,7 @@ def choose_algorithm(x: Tensor, weight: Tensor) -> Algorithm:
 
 def layer_logsumexp(layer: Layer, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp and the target's logit of every sample, (B,) each, differentiable in x, weight, offset."""
-    lse, target_logit = _LogSumExp.apply(*_place_matrix(layer, algorithm), algorithm)  # type: ignore[no-untyped-call]
+    lse, target_logit = _LogSumExp.apply(*_in_one_precision(layer, algorithm), algorithm)  # type: ignore[no-untyped-call]
     return lse, target_logit
 
 
@@ -63,7 +61,7 @@ def weighted_sum_of_losses(layer: Layer, factors: Factors, counts: Tensor, algor
     The factors are constants, zero for samples that do not count. So `over_samples` makes the gradients in the forward
     pass, and the backward pass only scales them.
     """
-    layer = _place_matrix(layer, algorithm)
+    layer = _in_one_precision(layer, algorithm)
     needs = [t is not None and t.requires_grad for t in (layer.x, layer.weight, layer.offset)]
     if torch.is_grad_enabled() and any(needs):
         result: Tensor = _WeightedSum.apply(*layer, *factors, counts, algorithm, needs)  # type: ignore[no-untyped-call]
@@ -72,15 +70,8 @@ def weighted_sum_of_losses(layer: Layer, factors: Factors, counts: Tensor, algor
     return _weighted_sum(lse, target_logit, factors, counts)
 
 
-def _place_matrix(layer: Layer, algorithm: Algorithm) -> Layer:
-    """Fold P into the weight; over samples only where there are fewer numbers in the weight than in the outputs."""
-    x, weight, offset, target, radius = layer
-    if radius is None:
-        return layer if algorithm == "samples" else layer._replace(weight=weight.to(x.dtype))
-    is_small = x.is_cuda and weight.numel() * x.element_size() < LARGE_WEIGHT
-    if algorithm == "samples" and len(x) <= x.shape[1] and not is_small:
-        return layer
-    return Layer(x, separate_to(weight.T, radius, x.dtype).T, offset, target, None)
+def _in_one_precision(layer: Layer, algorithm: Algorithm) -> Layer:
+    return layer if algorithm == "samples" else layer._replace(weight=layer.weight.to(layer.x.dtype))
 
 
 def _weighted_sum(lse: Tensor, target_logit: Tensor, factors: Factors, counts: Tensor) -> Tensor:
@@ -95,7 +86,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        x, weight, offset, target, ctx.radius, ctx.algorithm = arguments
+        x, weight, offset, target, ctx.algorithm = arguments
         lse, target_logit = _run(_logsumexp, *arguments)
         ctx.save_for_backward(x, weight, offset, target, lse)
         return lse, target_logit
@@ -105,8 +96,8 @@ class _LogSumExp(torch.autograd.Function):
         _refuse_second_derivatives()
         *tensors, lse = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
-        gradients = _run(_logsumexp_backward, *tensors, ctx.radius, ctx.algorithm, lse, grad_lse, grad_target, needs)
-        return *_needed(gradients, needs), None, None, None
+        gradients = _run(_logsumexp_backward, *tensors, ctx.algorithm, lse, grad_lse, grad_target, needs)
+        return *_needed(gradients, needs), None, None
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -114,9 +105,9 @@ class _WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        x, weight, offset, target, ctx.radius, *rest = arguments
+        x, weight, offset, target, *rest = arguments
         factors, (counts, ctx.algorithm, ctx.needs) = Factors(*rest[:3]), rest[3:]
-        layer, gradients, underflow_scale = (x, weight, offset, target, ctx.radius), (), None
+        layer, gradients, underflow_scale = (x, weight, offset, target), (), None
         if ctx.algorithm == "samples":
             underflow_scale = _underflow_scale(x, factors)
             scaled = factors if underflow_scale is None else [f if f is None else f * underflow_scale for f in factors]
@@ -141,9 +132,9 @@ class _WeightedSum(torch.autograd.Function):
             ]
         else:
             factor = grad_lse if z_loss is None else grad_lse + 2 * z_loss * lse
-            layer = (x, weight, offset, target, ctx.radius, ctx.algorithm)
+            layer = (x, weight, offset, target, ctx.algorithm)
             gradients = _run(_logsumexp_backward, *layer, lse, factor * g, grad_target * g, ctx.needs)
-        return *_needed(gradients, ctx.needs), *[None] * 8
+        return *_needed(gradients, ctx.needs), *[None] * 7
 
 
 def _refuse_second_derivatives() -> None:
@@ -219,7 +210,7 @@ def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _loss_and_gradients_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    dtype = over_samples.weight_sum_dtype(Layer(x, weight, offset, *rest[:2]))
+    dtype = over_samples.weight_sum_dtype(Layer(x, weight, offset, rest[0]))
     return *_logsumexp_fake(x), *_gradients_fake(x, weight, offset, dtype, rest[-1])
 
 
@@ -232,7 +223,7 @@ def _gradients_fake(
 
 
 _IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {}
-_LAYER = "Tensor x, Tensor weight, Tensor? offset, Tensor target, float? radius"
+_LAYER = "Tensor x, Tensor weight, Tensor? offset, Tensor target"
 _FACTORS = "Tensor grad_lse, Tensor grad_target"
 _logsumexp = _operator(
     "linear_logsumexp", f"({_LAYER}, str algorithm) -> (Tensor, Tensor)", _logsumexp_impl, _logsumexp_fake

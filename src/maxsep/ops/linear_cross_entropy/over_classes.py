@@ -45,7 +45,7 @@ class Kernels(Protocol):
 
 def forward(layer: Layer) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp and the target's logit of every sample, (B,) each."""
-    x, weight, offset, target, _ = layer
+    x, weight, offset, target = layer
     kernels = fused_kernels(x, weight, forward=True, offset=offset is not None)
     if kernels is not None:
         with on_device_of(x):
@@ -63,7 +63,7 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
 
 def backward(layer: Layer, lse: Tensor, grad_lse: Tensor, grad_target: Tensor, needs: Sequence[bool]) -> Gradients:
     """Return the gradients of x, weight and offset."""
-    x, weight, offset, target, _ = layer
+    x, weight, offset, target = layer
     wide = wide_dtype(x)
     dx = x.new_empty(x.shape if needs[0] else 0, dtype=wide)
     dw = torch.empty_like(weight) if needs[1] else weight.new_empty(0)

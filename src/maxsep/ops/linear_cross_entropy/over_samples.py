@@ -2,23 +2,21 @@ r"""Linear cross-entropy in chunks of samples: three products (6 B C D flops), f
 
 For every chunk of samples
 
-    z = x W^T,    logits = radius * P^T z + offset,    g = gradient at z, written over z,    dx = g W,    dW += g^T x.
+    z = x W^T,    g = gradient at z + offset, written over z,    dx = g W,    dW += g^T x.
 
-P is applied to the rows of z inside the kernels that read them anyway, so a head with P costs what a plain layer does.
 If the gradients with respect to log-sum-exp and target logit are known beforehand, as for a mean or a sum over samples,
 `forward_with_gradients` makes all gradients in the forward pass, and no logits are computed twice.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from maxsep.ops.separate import adjoint, separate_to, wide_dtype
+from maxsep.ops.separate import wide_dtype
 from maxsep.ops.separate_triton import has_triton_kernel, on_device_of
 
 FEW_BYTES = {"cuda": 192 << 20, "cpu": 16 << 20}
@@ -29,22 +27,16 @@ ALIGNED = 8
 
 
 class Layer(NamedTuple):
-    """logits = radius * P^T x W^T + offset, or x W^T + offset where the radius is None, and the classes of samples."""
+    """logits = x W^T + offset, and the classes of samples."""
 
     x: Tensor
     """(B, D), in the precision of the products."""
     weight: Tensor
-    """(C-1, D) in front of P, else (C, D); in float32 it may be wider than x."""
+    """(C, D); in float32 it may be wider than x."""
     offset: Tensor | None
     """(C,), in the precision of sums."""
     target: Tensor
     """(B,); the target logit of a label that is no class is NaN."""
-    radius: float | None
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return len(self.weight) + (self.radius is not None)
 
 
 class Gradients(NamedTuple):
@@ -95,7 +87,7 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]) -> tuple[Tensor, Tensor, Gradients]:
-    """Return log-sum-exp, target logit and the gradients of sum_i grad_lse lse + grad_target target_logit + z_loss lse^2.
+    """Return log-sum-exp, target logit and the gradients of the weighted sum of losses.
 
     The weight's gradient is in `weight_sum_dtype(layer)`.
     """
@@ -116,8 +108,6 @@ def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]
                 accumulate_product(dw[part], g[:, part].T, x[rows], is_first=rows.start == 0)
         if needs[2]:
             columns += g.sum(0, dtype=wide)
-    if needs[2]:
-        columns = _offset_gradient(columns, layer, lse, factors)
     return lse, target_logit, Gradients(dx, dw, columns)
 
 
@@ -180,23 +170,18 @@ def _softmax(
         return _softmax_torch(z, layer, rows, lse, target_logit, factors)
     from maxsep.ops.linear_cross_entropy.softmax_kernel import block_stats, finish_rows
 
-    num_classes, radius = layer.num_classes, layer.radius
-    scale = 1.0 if radius is None else radius * math.sqrt(num_classes / (num_classes - 1))
+    num_classes = z.shape[1]
     block_v = min(BLOCK_V, max(128, 1 << (num_classes - 1).bit_length()))
     blocks = -(-num_classes // block_v)
-    stats = [lse.new_empty(len(z), blocks) for _ in range(2 if radius is None else 3)]
-    maxima, exp_sums, carries = stats[0], stats[1], stats[-1]
-    constants = {"SEPARATED": radius is not None, "OFFSET": layer.offset is not None, "BLOCK_V": block_v}
-    rest = (z.stride(0), num_classes, blocks, scale)
-    target = layer.target[rows]
+    tensors = (z, layer.offset, layer.target[rows], *(lse.new_empty(len(z), blocks) for _ in range(2)), target_logit)
+    constants = {"OFFSET": layer.offset is not None, "BLOCK_V": block_v, "num_warps": NUM_WARPS}
+    sizes = (z.stride(0), num_classes, blocks)
     with on_device_of(z):
-        block_stats[(len(z), blocks)](
-            z, layer.offset, target, maxima, exp_sums, carries, target_logit, *rest, **constants, num_warps=NUM_WARPS
-        )
+        block_stats[(len(z), blocks)](*tensors, *sizes, **constants)
         finish_rows[(len(z), 1 if factors is None else blocks)](
-            z, layer.offset, target, maxima, exp_sums, carries, target_logit, lse, *(factors or (lse, lse, None)),
-            *rest, **constants, GRADIENT=factors is not None, Z_LOSS=factors is not None and factors.z_loss is not None,
-            BLOCKS=1 << (blocks - 1).bit_length(), num_warps=NUM_WARPS,
+            *tensors, lse, *(factors or (lse, lse, None)), *sizes, **constants,
+            GRADIENT=factors is not None, Z_LOSS=factors is not None and factors.z_loss is not None,
+            BLOCKS=1 << (blocks - 1).bit_length(),
         )  # fmt: skip
     return z
 
@@ -205,11 +190,10 @@ def _softmax_torch(
     z: Tensor, layer: Layer, rows: slice, lse: Tensor, target_logit: Tensor, factors: Factors | None
 ) -> Tensor:
     """Do what the kernels do in plain torch, in float32 or float64."""
-    wide, target = lse.dtype, layer.target[rows, None]
-    logits = z.to(wide) if layer.radius is None else separate_to(z, layer.radius, wide)
+    logits, target = z.to(lse.dtype), layer.target[rows, None]
     if layer.offset is not None:
         logits.add_(layer.offset)
-    is_class = (target >= 0) & (target < layer.num_classes)
+    is_class = (target >= 0) & (target < z.shape[1])
     index = torch.where(is_class, target, 0)
     torch.logsumexp(logits, 1, out=lse)
     target_logit.copy_(torch.where(is_class, logits.gather(1, index), torch.nan)[:, 0])
@@ -218,21 +202,4 @@ def _softmax_torch(
     factor = factors.grad_lse if factors.z_loss is None else factors.grad_lse + 2 * factors.z_loss * lse
     reference = torch.where(lse == -torch.inf, 0, lse)[:, None]
     g = logits.sub_(reference).exp_().mul_(factor[:, None])
-    g.scatter_add_(1, index, torch.where(is_class, factors.grad_target[:, None], 0))
-    return g.to(z.dtype) if layer.radius is None else adjoint(g, layer.radius).to(z.dtype)
-
-
-def _offset_gradient(columns: Tensor, layer: Layer, lse: Tensor, factors: Factors) -> Tensor:
-    """Return the gradient of the offset, sum_i g_i over the logits, from the sums over the outputs in front of P.
-
-    P^T (radius P g) = radius (C/k g - (1/k) sum_j g_j), so g follows from radius P g and from its sum over classes.
-    """
-    if layer.radius is None:
-        return columns
-    num_classes = layer.num_classes
-    is_class = (layer.target >= 0) & (layer.target < num_classes)
-    total = (factors.grad_lse + torch.where(is_class, factors.grad_target, 0)).sum()
-    if factors.z_loss is not None:
-        total = total + 2 * factors.z_loss @ lse
-    inverse = (num_classes - 1) / num_classes / layer.radius
-    return separate_to(columns, inverse, columns.dtype) + total / num_classes
+    return g.scatter_add_(1, index, torch.where(is_class, factors.grad_target[:, None], 0)).to(z.dtype)
