@@ -126,14 +126,11 @@ def test_compiles_without_graph_breaks(backend):
         torch.testing.assert_close(module(x), separate(x, radius))
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_exports_with_a_dynamic_batch():
     layer = MaxSeparation(10, radius=0.5)
     program = torch.export.export(layer, (torch.randn(4, 9),), dynamic_shapes={"x": {0: torch.export.Dim("batch")}})
     x = torch.randn(7, 9)
     torch.testing.assert_close(program.module()(x), layer(x))
-    traced = torch.jit.trace(layer, (torch.randn(4, 9),))
-    torch.testing.assert_close(traced(x), layer(x))
 
 
 def test_coefficients_are_kept_for_real_tensors_only():

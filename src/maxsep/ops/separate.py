@@ -53,10 +53,7 @@ def separate_to(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
     if has_triton_kernel(x):
         return separate_triton(x, radius, dtype)
     s, r = scaled_coefficients(_last_size(x) + 1, radius, widened(x))
-    if not is_plain_eager(x):
-        return _separate_plain(widened(x), s, r).to(dtype)
-    result: Tensor = _Separate.apply(widened(x), s, r)  # type: ignore[no-untyped-call]
-    return result.to(dtype)
+    return _scan(widened(x), s, r, False).to(dtype)
 
 
 def adjoint(g: Tensor, radius: float) -> Tensor:
@@ -70,7 +67,7 @@ def adjoint(g: Tensor, radius: float) -> Tensor:
     if has_triton_kernel(g):
         return adjoint_triton(g, radius, g.dtype)
     s, r = scaled_coefficients(_last_size(g), radius, g)
-    return _adjoint(g, s, r)
+    return _scan(g, s, r, True)
 
 
 def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
@@ -164,16 +161,51 @@ def _later(g: Tensor) -> Tensor:
     return g[..., 1:].flip(-1).cumsum(-1).flip(-1)
 
 
-def _adjoint(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
+def _scan(x: Tensor, s: Tensor, r: Tensor, is_adjoint: bool) -> Tensor:
     # is_grads_batched passes batches that look like ordinary tensors, to which in-place sums do not apply
-    if not is_plain_eager(g) or torch._C._functorch.is_legacy_batchedtensor(g):
-        return _adjoint_plain(g, s, r)
-    result: Tensor = _Adjoint.apply(g, s, r)  # type: ignore[no-untyped-call]
+    if not is_plain_eager(x) or torch._C._functorch.is_legacy_batchedtensor(x):
+        return _adjoint_plain(x, s, r) if is_adjoint else _separate_plain(x, s, r)
+    result: Tensor = _Scan.apply(x, s, r, is_adjoint)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Scan(torch.autograd.Function):
+    """One direction, whose backward pass is the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, s: Tensor, r: Tensor, is_adjoint: bool) -> Tensor:
+        ctx.save_for_backward(s, r)
+        ctx.is_adjoint = is_adjoint
+        return _adjoint_in_blocks(x, s, r) if is_adjoint else _separate_in_place(x, s, r)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        s, r = ctx.saved_tensors
+        return _scan(g, s, r, not ctx.is_adjoint), None, None, None
+
+
+def _separate_in_place(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
+    out[..., 0] = 0
+    torch.mul(x, -r, out=out[..., 1:]).cumsum_(-1)
+    out[..., :-1].addcmul_(x, s)
+    return out
 
 
 BLOCK = 1 << 17
 """Numbers per block of rows in the adjoint on a CPU: half a megabyte, about the size of a second-level cache."""
+
+
+def _adjoint_in_blocks(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    """Return P g block by block of rows, so that reversed copies stay in the cache."""
+    if g.numel() <= BLOCK:
+        return _later(g).mul_(-r).addcmul_(g[..., :-1], s)
+    out = g.new_empty(*g.shape[:-1], g.shape[-1] - 1)
+    rows = max(1, BLOCK // g.shape[-1])
+    blocks = (torch.split(tensor.reshape(-1, tensor.shape[-1]), rows) for tensor in (g, out))
+    for block, target in zip(*blocks, strict=True):
+        torch.mul(_later(block), -r, out=target).addcmul_(block[..., :-1], s)
+    return out
 
 
 class _SeparateLinear(torch.autograd.Function):
@@ -199,56 +231,11 @@ class _SeparateLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, s, r = ctx.saved_tensors
-        z = _adjoint(g, s, r)
+        z, needs = _scan(g, s, r, True), ctx.needs_input_grad
         rows = z.reshape(-1, z.shape[-1])
-        needs = ctx.needs_input_grad
-        return (
-            z @ weight if needs[0] else None,
-            rows.T @ x.reshape(-1, x.shape[-1]) if needs[1] else None,
-            rows.sum(0) if needs[2] else None,
-            None,
-            None,
-        )
-
-
-class _Separate(torch.autograd.Function):
-    """x (..., C-1) to logits (..., C) inside one output buffer."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, s: Tensor, r: Tensor) -> Tensor:
-        ctx.save_for_backward(s, r)
-        out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
-        out[..., 0] = 0
-        torch.mul(x, -r, out=out[..., 1:]).cumsum_(-1)
-        out[..., :-1].addcmul_(x, s)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return _adjoint(g, *ctx.saved_tensors), None, None
-
-
-class _Adjoint(torch.autograd.Function):
-    """g (..., C) to (..., C-1), block by block of rows so that reversed copies stay in the cache."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, s: Tensor, r: Tensor) -> Tensor:
-        ctx.save_for_backward(s, r)
-        if g.numel() <= BLOCK:
-            return _later(g).mul_(-r).addcmul_(g[..., :-1], s)
-        out = g.new_empty(*g.shape[:-1], g.shape[-1] - 1)
-        rows = max(1, BLOCK // g.shape[-1])
-        blocks = (torch.split(tensor.reshape(-1, tensor.shape[-1]), rows) for tensor in (g, out))
-        for block, target in zip(*blocks, strict=True):
-            torch.mul(_later(block), -r, out=target).addcmul_(block[..., :-1], s)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        s, r = ctx.saved_tensors
-        if not is_plain_eager(g) or torch._C._functorch.is_legacy_batchedtensor(g):
-            return _separate_plain(g, s, r), None, None
-        return _Separate.apply(g, s, r), None, None  # type: ignore[no-untyped-call]
+        dx = z @ weight if needs[0] else None
+        dw = rows.T @ x.reshape(-1, x.shape[-1]) if needs[1] else None
+        return dx, dw, rows.sum(0) if needs[2] else None, None, None
 
 
 def _last_size(x: Tensor) -> int:
