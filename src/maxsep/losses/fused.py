@@ -28,12 +28,14 @@ from maxsep.ops.linear_cross_entropy import (
     layer_logsumexp,
     weighted_sum_of_losses,
 )
-from maxsep.ops.separate import is_autocasting, separate_to, wide_dtype, widened
+from maxsep.ops.separate import adjoint, is_autocasting, separate_linear, separate_to, wide_dtype, widened
 from maxsep.ops.tracing import is_transformed
 
 __all__ = ["fused_cross_entropy", "linear_logsumexp"]
 
 Impl = Literal["auto", "classes", "samples", "logits"]
+FEW_LOGITS = 64 << 20
+"""Bytes of logits up to which a CPU holds them."""
 
 
 def fused_cross_entropy(
@@ -68,7 +70,7 @@ def fused_cross_entropy(
         sample_weight: Of every sample, of the shape of target.
         z_loss: Factor of the squared log-sum-exp.
         impl: `classes` computes the logits twice, in chunks of classes; `samples` goes through chunks of samples;
-            `logits` holds all logits; `auto` chooses by shape.
+            `logits` holds all logits; `auto` chooses by shape, and `logits` only for up to 64 MiB of them on a CPU.
 
     Pitfall: the head's own `forward` is not called, so its hooks do not run. A label out of range is an error on a CPU;
     on a GPU labels are not looked at, and the loss is then NaN. Second derivatives exist with impl="logits" alone.
@@ -87,12 +89,9 @@ def fused_cross_entropy(
     options = _Options(
         _class_weights(samples, weight), _sample_weights(x, target, sample_weight), reduction, smoothing, z_loss
     )
-    if is_transformed() or torch.compiler.is_exporting() or not target.numel():
-        impl = "logits"
-    elif impl == "auto":
-        impl = choose_algorithm(samples.layer.x, samples.layer.weight)
+    impl = samples.choose(impl)
     if impl != "logits" and reduction != "none" and not options.trains_sample_weight:
-        return _summed(samples, options, impl)
+        return _summed(samples, options, impl)  # type: ignore[arg-type]
     losses = _losses(samples, options, impl)
     if reduction == "none":
         return losses.reshape(target.shape)
@@ -115,21 +114,36 @@ def linear_logsumexp(
     True
     """
     samples = _flat_samples(head, x, target, adjustment, IGNORED)
-    if is_transformed() or torch.compiler.is_exporting() or not target.numel():
-        lse, logit = _from_logits(samples.layer)
-    else:
-        lse, logit = layer_logsumexp(samples.layer, choose_algorithm(samples.layer.x, samples.layer.weight))
+    lse, logit = _logsumexp(samples, samples.choose("auto"))
     return lse.reshape(target.shape), logit.reshape(target.shape)
 
 
 class _Samples(NamedTuple):
-    """A layer with flat samples, targets by column, and which samples count."""
+    """A head's layer with flat samples, and which of them count; targets and the offset are by column."""
 
     layer: Layer
+    radius: float | None
+    """Of the matrix behind the layer's outputs; None if there is none."""
+    num_classes: int
     is_counted: Tensor
     class_order: Tensor | None
-    has_matrix: bool
-    """Whether the rows of the weight sum to zero, because P is folded into it."""
+
+    def folded(self) -> Layer:
+        """Return a plain layer with the same logits."""
+        x, weight = self.layer.x, self.layer.weight
+        if self.radius is None:
+            return self.layer
+        return self.layer._replace(weight=separate_to(weight.T, self.radius, x.dtype).T)
+
+    def choose(self, impl: Impl) -> Impl:
+        """Return the implementation to use."""
+        x, weight = self.layer.x, self.layer.weight
+        if is_transformed() or torch.compiler.is_exporting() or not len(x):
+            return "logits"
+        if impl != "auto":
+            return impl
+        few = not x.is_cuda and len(x) * len(weight) * x.element_size() <= FEW_LOGITS
+        return "logits" if few else choose_algorithm(x, weight)
 
 
 class _Options(NamedTuple):
@@ -150,7 +164,7 @@ class _Options(NamedTuple):
 def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Samples:
     weight, bias, radius, scale = _parameters(head)
     _check(x, target, weight)
-    num_classes, has_matrix = len(weight) + (radius is not None), radius is not None
+    num_classes = len(weight) + (radius is not None)
     check_labels(target, num_classes, ignore_index)
     order: Tensor | None = getattr(head, "class_order", None)
     rows = _in_product_precision(x.reshape(-1, x.shape[-1]), weight)
@@ -160,8 +174,6 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     offset = None
     if bias is not None:
         offset = widened(bias) if radius is None else separate_to(widened(bias), radius, wide)
-    if radius is not None:
-        weight = separate_to(weight.T, radius, rows.dtype).T
     adjustment = check_per_class("adjustment", adjustment, num_classes, x.device)
     if adjustment is not None:
         columns = adjustment.to(wide) if order is None else adjustment.to(wide)[order]
@@ -171,7 +183,7 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     if order is not None:  # labels that are no class stay what they are
         is_class = (labels >= 0) & (labels < num_classes)
         labels = torch.where(is_class, head.class_columns[torch.where(is_class, labels, 0)], labels)  # type: ignore[index]
-    return _Samples(Layer(rows, weight, offset, labels), is_counted, order, has_matrix)
+    return _Samples(Layer(rows, weight, offset, labels), radius, num_classes, is_counted, order)
 
 
 def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, float]:
@@ -188,10 +200,10 @@ def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, f
     )
 
 
-def _losses(samples: _Samples, options: _Options, impl: str) -> Tensor:
+def _losses(samples: _Samples, options: _Options, impl: Impl) -> Tensor:
     """Return the loss of every sample, (B,): 0 where it does not count, NaN where its label is no class."""
     layer, (weight, sample_weight, _, smoothing, z_loss) = samples.layer, options
-    lse, logit = _from_logits(layer) if impl == "logits" else layer_logsumexp(layer, impl)  # type: ignore[arg-type]
+    lse, logit = _logsumexp(samples, impl)
     value = lse - logit
     if weight is not None:
         value = value * _of_target(weight, layer)
@@ -221,7 +233,7 @@ def _summed(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tenso
     if smoothing:
         grad_lse = (1 - smoothing) * of_class + smoothing * factor * (1 if weight is None else weight.mean())
     factors = Factors(grad_lse, of_class * (smoothing - 1), z_loss * factor if z_loss else None)
-    value = weighted_sum_of_losses(layer, factors, samples.is_counted, algorithm)
+    value = weighted_sum_of_losses(samples.folded(), factors, samples.is_counted, algorithm)
     if smoothing:
         value = value - smoothing * (factor * _mean_logit(samples, weight)).sum()
     # 0 * inf: as in torch, the mean of no sample is NaN and its gradients are zero
@@ -242,31 +254,34 @@ def _of_target(weight: Tensor, layer: Layer) -> Tensor:
 
 
 def _mean_logit(samples: _Samples, weight: Tensor | None) -> Tensor:
-    """Return mean_j w_j z_j of every sample by one product with a vector: the logits are linear in x."""
-    x, rows, offset, _ = samples.layer
-    num_classes = len(rows)
-    shares = torch.ones(num_classes, device=x.device, dtype=wide_dtype(x)) if weight is None else weight
-    mean = torch.zeros(len(x), device=x.device, dtype=wide_dtype(x))
-    if weight is not None or not samples.has_matrix:
-        mean = mean + widened(x) @ (shares.to(rows.dtype) @ rows).to(mean.dtype)
+    """Return mean_j w_j logit_j of every sample by one product with a vector: the logits are linear in x."""
+    (x, rows, offset, _), radius, num_classes, wide = *samples[:3], wide_dtype(samples.layer.x)
+    shares = torch.ones(num_classes, device=x.device, dtype=wide) if weight is None else weight
+    mean = torch.zeros(len(x), device=x.device, dtype=wide)
+    if radius is None or weight is not None:  # P maps equal shares to zero
+        outputs = shares if radius is None else adjoint(shares, radius)
+        mean = mean + widened(x) @ (outputs.to(rows.dtype) @ rows).to(wide)
     if offset is not None:
         mean = mean + offset @ shares
     return mean / num_classes
 
 
-def _from_logits(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return log-sum-exp and target logit from all logits, by differentiable operations."""
-    x, weight, offset, target = layer
-    logits = widened(F.linear(x, weight.to(x.dtype)))
-    logits = logits if offset is None else logits + offset
-    is_class = (target >= 0) & (target < len(weight))
+def _logsumexp(samples: _Samples, impl: Impl) -> tuple[Tensor, Tensor]:
+    """Return log-sum-exp and target logit of every sample, (B,) each."""
+    if impl != "logits":
+        return layer_logsumexp(samples.folded(), impl)  # type: ignore[arg-type]
+    (x, weight, offset, target), radius = samples[:2]
+    weight = weight.to(x.dtype)
+    logits = F.linear(x, weight) if radius is None else separate_linear(x, weight, None, radius)
+    logits = widened(logits) if offset is None else logits + offset
+    is_class = (target >= 0) & (target < samples.num_classes)
     picked = logits.gather(-1, torch.where(is_class, target, 0)[:, None])[:, 0]
     return logits.logsumexp(-1), torch.where(is_class, picked, torch.nan)
 
 
 def _class_weights(samples: _Samples, weight: Tensor | None) -> Tensor | None:
     layer = samples.layer
-    weight = check_per_class("weight", weight, len(layer.weight), layer.x.device)
+    weight = check_per_class("weight", weight, samples.num_classes, layer.x.device)
     if weight is None:
         return None
     if weight.requires_grad:
