@@ -170,16 +170,14 @@ def measure(row):
             layer, x, y = problem(name, row)
             step = step_of(loss, layer, x, y, row["weights"] == "float32")
             python_ms[name] = milliseconds(step)["ms"]
-            gradients = [x, *layer.parameters()]
-            given = sum(t.nbytes for t in gradients) + y.nbytes
-            for tensor in gradients:
-                tensor.grad = None
-            peak_mb[name] = (peak_bytes(step) + given - sum(t.grad.nbytes for t in gradients)) / 1e6
+            leaves = [x, *layer.parameters()]
+            inputs = sum(t.nbytes for t in leaves) + y.nbytes
+            peak_mb[name] = (peak_bytes(step, leaves) + inputs) / 1e6
             if python_ms[name] < 2:
                 graph_ms[name] = milliseconds(captured(step))["ms"]
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
-        layer = x = y = step = gradients = None
+        layer = x = y = step = leaves = None
         gc.collect()
         torch.cuda.empty_cache()
     batch, features, classes = row["shape"]

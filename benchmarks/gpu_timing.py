@@ -42,9 +42,11 @@ def captured(step):
     return graph.replay
 
 
-def peak_bytes(step):
-    """Return the most memory that a step holds beside what there was before it."""
+def peak_bytes(step, tensors):
+    """Return the most memory that a step holds beside what there was before it, gradients of `tensors` included."""
     step()
+    for tensor in tensors:
+        tensor.grad = None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -195,7 +195,7 @@ def test_gradients_only_where_they_are_wanted(impl, wanted):
 def test_second_derivatives(impl, reduction):
     head, x, target = problem("maxsep", 9)
     loss = fused_cross_entropy(head, x, target, impl=impl, reduction=reduction).sum()
-    if impl != "logits":
+    if impl in ("classes", "samples"):  # auto holds so few logits
         with pytest.raises(RuntimeError, match="impl='logits'"):
             torch.autograd.grad(loss, x, create_graph=True)
         return

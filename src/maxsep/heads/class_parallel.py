@@ -194,13 +194,12 @@ class ClassParallelHead(FixedRadius):
         """Return the sizes, the radius and the rank."""
         return f"in_features={self.in_features}, {super().extra_repr()}, rank {self.shard.rank} of {self.shard.ranks}"
 
-    def _sharded(self, local: Tensor) -> Tensor:
+    def _sharded(self, local: Tensor, mesh: Any = None) -> Tensor:
         """Wrap this rank's rows as a DTensor of all rows."""
         from torch.distributed.device_mesh import DeviceMesh  # imported late: the package needs neither otherwise
         from torch.distributed.tensor import DTensor, Shard
 
-        group: Group = self.group or distributed.group.WORLD
-        mesh = DeviceMesh.from_group(group, local.device.type)
+        mesh = mesh or DeviceMesh.from_group(self.group or distributed.group.WORLD, local.device.type)  # type: ignore[arg-type]
         shape = torch.Size((self.num_classes - 1, *local.shape[1:]))
         stride = (self.in_features, 1)[-local.dim() :]
         return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
@@ -209,7 +208,8 @@ class ClassParallelHead(FixedRadius):
         for name, parameter in self.named_parameters():
             whole: Any = state_dict.get(prefix + name)
             if type(whole) in (Tensor, nn.Parameter) and whole.shape == parameter.shape:  # of a MaxSeparationHead
-                state_dict[prefix + name] = self._sharded(whole[slice(*self.shard.rows)])
+                local = whole[slice(*self.shard.rows)].to(parameter.device)
+                state_dict[prefix + name] = self._sharded(local, parameter.device_mesh)  # type: ignore[attr-defined]
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _check_input(self, x: Tensor) -> None:

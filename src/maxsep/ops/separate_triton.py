@@ -1,8 +1,8 @@
 """Triton operators for `separate` and its adjoint: any shape and strides, 16- and 32-bit, sums in float32.
 
-Each is the other's gradient, so both are differentiable any number of times. Compilers and tracers see the operators
-`maxsep::separate` and `maxsep::separate_adjoint`; an eager call goes to the same code without the dispatcher, whose
-host time would exceed the kernel's.
+Each is the other's gradient, so both are differentiable any number of times. Compilers and tracers see one operator,
+`maxsep::separate`; an eager call goes to the same code without the dispatcher, whose host time would exceed the
+kernel's.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def choose_tile(rows: int, num_classes: int, itemsize: int, transposed: bool) ->
 def split_classes(row_programs: int, num_classes: int, tile: Tile) -> tuple[int, int]:
     """Return how many programs share a row and how many classes each takes, a multiple of the block."""
     splits = 1
-    if 2 * row_programs < tile.programs and num_classes > 32 * tile.BLOCK:  # a short scan costs less than launches
+    if 2 * row_programs < tile.programs:
         splits = min(-(-tile.programs // row_programs), -(-num_classes // (4 * tile.BLOCK)))
     span = -(-num_classes // splits // tile.BLOCK) * tile.BLOCK
     return -(-num_classes // span), span
