@@ -248,7 +248,6 @@ def test_a_captured_training_step_is_the_eager_one(impl, kind):
 @both
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_retained_graph_gives_the_same_gradients_again(impl, dtype):
-    """The first backward pass of a large weight scales its gradient in place and hands it out."""
     head, x, target = problem("linear", 256, 512, 10_000, dtype)
     loss = fused_cross_entropy(head, x, target, impl=impl)
     leaves, scale = [x, *head.parameters()], torch.tensor(1024.0, device="cuda")

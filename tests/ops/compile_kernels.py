@@ -18,7 +18,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from maxsep.ops import separate_triton
-from maxsep.ops.linear_cross_entropy import hopper_kernels, over_samples, softmax_kernel, tile_kernels
+from maxsep.ops.linear_cross_entropy import hopper_kernels, over_samples, tile_kernels
 from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
 
 SHARED_MEMORY = {90: 232_448, 100: 232_448, 120: 101_376}  # bytes that one program may take
@@ -99,9 +99,6 @@ def rows():
         factors = Factors(numbers, numbers, z_loss)
         call = functools.partial(over_samples._softmax, z, layer, slice(0, 300), numbers, numbers, factors)
         yield f"rows, offset {offset is not None}", call
-    weight = torch.empty(1000, 512, dtype=torch.bfloat16)
-    launch = softmax_kernel.scale_unless_one[(125,)]
-    yield "scale", lambda: launch(weight, torch.ones(()), weight.numel(), BLOCK=4096)
 
 
 def products(kernels, widths):

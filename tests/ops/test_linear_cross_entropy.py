@@ -188,17 +188,6 @@ def test_kernels_in_the_interpreter(algorithm, offset, num_classes, monkeypatch)
     assert_all_close(torch.autograd.grad(value, leaves(layer)), torch.autograd.grad(exact, leaves(exact_layer)), 1e-4)
 
 
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_scaling_in_the_interpreter(factor):
-    from maxsep.ops.linear_cross_entropy.softmax_kernel import scale_unless_one
-
-    x = torch.arange(100.0)
-    scale_unless_one[(2,)](x, torch.tensor(factor), 99, BLOCK=64)
-    assert torch.equal(x[:99], factor * torch.arange(99.0))
-    assert x[99] == 99
-
-
 @pytest.mark.parametrize(
     ("batch", "features", "classes", "algorithm"),
     [(128, 256, 1_000, "samples"), (1024, 128, 50_000, "samples"), (1024, 128, 1_000_000, "classes"),

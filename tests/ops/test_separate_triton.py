@@ -110,22 +110,13 @@ def test_tiles():
     assert split_classes(1024, 1_000_000, tile)[0] == 1
 
 
-def test_what_the_kernel_serves(fake_gpu, monkeypatch):
+def test_what_the_kernel_serves(fake_gpu):
     assert all(has_triton_kernel(fake_gpu(4, 9, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
     assert not has_triton_kernel(fake_gpu(4, 9, dtype=torch.float64))
     assert not has_triton_kernel(fake_gpu(1, 2**30))  # classes are counted in 32 bits
     assert not has_triton_kernel(torch.empty(4, 999))
     with forward_ad.dual_level():
         assert not has_triton_kernel(fake_gpu(4, 9))
-    monkeypatch.setattr(separate_triton, "is_supported", lambda index: False)
-    assert not has_triton_kernel(fake_gpu(4, 9))
-
-
-@pytest.mark.parametrize(("capability", "is_new_enough"), [((6, 1), False), ((7, 0), True), ((12, 0), True)])
-def test_old_gpus(monkeypatch, capability, is_new_enough):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-    assert separate_triton.is_supported.__wrapped__(0) == is_new_enough
 
 
 def test_exports_as_plain_operations(fake_gpu):

@@ -7,7 +7,6 @@ kernel's.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -24,27 +23,15 @@ HALF_OR_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def has_triton_kernel(x: Tensor) -> bool:
-    """Return whether the kernel serves a tensor: 16 or 32 bits on a CUDA GPU that Triton supports, not exported."""
+    """Return whether the kernel serves a tensor: 16 or 32 bits on CUDA, not exported."""
     return (
         IS_INSTALLED
         and x.is_cuda
-        and is_supported(x.device.index)
         and x.dtype in HALF_OR_SINGLE
         and x.shape[-1] < MAX_CLASSES
         and not is_transformed()
         and not torch.compiler.is_exporting()
     )
-
-
-@functools.cache
-def is_supported(index: int | None) -> bool:
-    """Return whether Triton supports a CUDA device: compute capability 7.0 or later."""
-    # without a GPU a CUDA tensor is a compiler's fake one
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= (7, 0)
-
-
-# a graph is compiled for one device: what torch.compiler.assume_constant_result does, without importing the compiler
-is_supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
@@ -121,11 +108,6 @@ def _empty_result(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool
     if x.dim() == 2 and x.stride(0) == 1 and x.stride(1) > 1:
         return x.new_empty_strided((x.shape[0], size), (1, x.shape[0]), dtype=dtype)
     return x.new_empty(*x.shape[:-1], size, dtype=dtype)
-
-
-@_separate_op.register_vmap
-def _vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    return _separate_op(x.movedim(in_dims[0] or 0, 0), *rest), 0
 
 
 class Tile(NamedTuple):

@@ -19,7 +19,6 @@ from torch import Tensor
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
 from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
 from maxsep.ops.separate import wide_dtype, without_autocast
-from maxsep.ops.separate_triton import on_device_of
 from maxsep.ops.tracing import is_plain_eager, is_traced
 
 __all__ = ["Algorithm", "Factors", "Layer", "choose_algorithm", "layer_logsumexp", "weighted_sum_of_losses"]
@@ -31,8 +30,6 @@ FEW_LOGITS = 64 << 20
 """Bytes of logits up to which writing them costs less than computing them twice."""
 MIN_CHUNK_ROWS = 32
 """Samples of a chunk below which products on a CPU would be slow."""
-LARGE_GRADIENT = 1 << 22
-"""Elements from which on the test whether a gradient must be scaled at all is worth a launch."""
 
 
 def choose_algorithm(x: Tensor, weight: Tensor) -> Algorithm:
@@ -101,39 +98,34 @@ class _LogSumExp(torch.autograd.Function):
 
 
 class _WeightedSum(torch.autograd.Function):
-    """A weighted sum of losses; over samples, its gradients are made in the forward pass."""
+    """A weighted sum of losses; over samples, its gradients are made in the forward pass and scaled in the backward."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        x, weight, offset, target, *rest = arguments
-        factors, (counts, ctx.algorithm, ctx.needs) = Factors(*rest[:3]), rest[3:]
-        layer, gradients, underflow_scale = (x, weight, offset, target), (), None
+        layer, factors, (counts, ctx.algorithm, ctx.needs) = arguments[:4], Factors(*arguments[4:7]), arguments[7:]
+        x, weight, *_ = layer
         if ctx.algorithm == "samples":
+            ctx.dtypes = x.dtype, weight.dtype, wide_dtype(x)
             underflow_scale = _underflow_scale(x, factors)
             scaled = factors if underflow_scale is None else [f if f is None else f * underflow_scale for f in factors]
             lse, target_logit, *gradients = _run(_loss_and_gradients, *layer, *scaled, ctx.needs)
+            ctx.save_for_backward(underflow_scale, *gradients)
         else:
             lse, target_logit = _run(_logsumexp, *layer, ctx.algorithm)
-        ctx.save_for_backward(x, weight, offset, target, lse, *factors, underflow_scale, *gradients)
-        ctx.gave_gradients_away = False
+            ctx.save_for_backward(*layer, lse, *factors)
         return _weighted_sum(lse, target_logit, factors, counts)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
-        x, weight, offset, target, lse, grad_lse, grad_target, z_loss, underflow_scale, *gradients = ctx.saved_tensors
-        # a second backward pass through a retained graph computes them again: the first one's were given away
-        if gradients and not ctx.gave_gradients_away:
-            ctx.gave_gradients_away = x.is_cuda and is_plain_eager(x, g)
+        if ctx.algorithm == "samples":
+            underflow_scale, *gradients = ctx.saved_tensors
             scale = g if underflow_scale is None else g / underflow_scale
-            dtypes = (x.dtype, weight.dtype, wide_dtype(x))
-            gradients = [
-                _scaled(t, scale, dtype, ctx.gave_gradients_away) for t, dtype in zip(gradients, dtypes, strict=True)
-            ]
+            gradients = [_scaled(t, scale, dtype) for t, dtype in zip(gradients, ctx.dtypes, strict=True)]
         else:
+            *layer, lse, grad_lse, grad_target, z_loss = ctx.saved_tensors
             factor = grad_lse if z_loss is None else grad_lse + 2 * z_loss * lse
-            layer = (x, weight, offset, target, ctx.algorithm)
-            gradients = _run(_logsumexp_backward, *layer, lse, factor * g, grad_target * g, ctx.needs)
+            gradients = _run(_logsumexp_backward, *layer, ctx.algorithm, lse, factor * g, grad_target * g, ctx.needs)
         return *_needed(gradients, ctx.needs), *[None] * 7
 
 
@@ -152,17 +144,10 @@ def _underflow_scale(x: Tensor, factors: Factors) -> Tensor | None:
     return None if x.dtype != torch.float16 else factors.grad_lse.abs().amax().clamp(min=1e-30).reciprocal()
 
 
-def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype, in_place: bool) -> Tensor:
-    """Return scale * tensor in `dtype`; large ones in place, which costs next to nothing for a scale of 1."""
+def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     if is_traced():  # the compiler joins the two, and does not accept every `out`
         return (tensor * scale).to(dtype)
-    if tensor.dtype != dtype or not in_place or tensor.numel() < LARGE_GRADIENT:
-        return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
-    from maxsep.ops.linear_cross_entropy.softmax_kernel import scale_unless_one
-
-    with on_device_of(tensor):
-        scale_unless_one[(-(-tensor.numel() // 4096),)](tensor, scale, tensor.numel(), BLOCK=4096)
-    return tensor
+    return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
 
 
 def _run(op: Any, *arguments: Any) -> Any:

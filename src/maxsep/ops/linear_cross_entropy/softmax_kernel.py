@@ -70,13 +70,3 @@ def finish_rows(
         g = factor * tl.exp2((_logits(z, offset, offs_v, num_classes, OFFSET) - lse) * LOG2_E)
         g += tl.where(offs_v == index, pull, 0.0)
         tl.store(z + offs_v, g.to(z.dtype.element_ty), mask=offs_v < (num_classes + 7) // 8 * 8)
-
-
-@triton.jit
-def scale_unless_one(x, factor, size, BLOCK: tl.constexpr):
-    """Multiply a flat tensor by a number on the GPU, and return at once if it is one."""
-    f = tl.load(factor)
-    if f != 1.0:
-        offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        mask = offs < size
-        tl.store(x + offs, (tl.load(x + offs, mask=mask).to(tl.float32) * f).to(x.dtype.element_ty), mask=mask)
