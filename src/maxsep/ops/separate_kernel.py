@@ -71,10 +71,11 @@ def partial_sums(
 
 @triton.jit
 def _block(
-    x, out, carry, row, rows, start, k, a, x_row, x_col, out_row, out_col,
+    x, out, carry, row, rows, start, k, a, strides,
     ADJOINT: tl.constexpr, LAST: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Transform one block; only the last one masks classes, so that all others load wide words."""
+    x_row, x_col, out_row, out_col = strides
     i = start + tl.arange(0, BLOCK)
     wide = i.to(tl.int64)[None, :]
     x_mask = None if ROWS == 1 else (row < rows)[:, None]
@@ -99,6 +100,7 @@ def separate_rows(
     """Transform ROWS rows, or the program's span of their classes."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
+    strides = (x_row, x_col, out_row, out_col)
     carry = tl.zeros([ROWS], tl.float32)
     if splits > 1:
         slot = splits - 1 - split if ADJOINT else split
@@ -107,26 +109,15 @@ def separate_rows(
     full = first + (tl.minimum(first + span, k) - first) // BLOCK * BLOCK  # end of the unmasked blocks
     if ADJOINT:
         if split == splits - 1:
-            carry = _block(
-                x, out, carry, row, rows, full, k, a, x_row, x_col, out_row, out_col, True, True, True, ROWS, BLOCK
-            )
+            carry = _block(x, out, carry, row, rows, full, k, a, strides, True, True, True, ROWS, BLOCK)
         if full > first:
             full -= BLOCK
-            carry = _block(
-                x, out, carry, row, rows, full, k, a, x_row, x_col, out_row, out_col, True, False, True, ROWS, BLOCK
-            )
+            carry = _block(x, out, carry, row, rows, full, k, a, strides, True, False, True, ROWS, BLOCK)
         for done in tl.range(0, full - first, BLOCK, num_stages=STAGES):
-            carry = _block(
-                x, out, carry, row, rows, full - BLOCK - done, k, a, x_row, x_col, out_row, out_col,
-                True, False, False, ROWS, BLOCK,
-            )  # fmt: skip
+            start = full - BLOCK - done
+            carry = _block(x, out, carry, row, rows, start, k, a, strides, True, False, False, ROWS, BLOCK)
     else:
         for start in tl.range(first, full, BLOCK, num_stages=STAGES):
-            carry = _block(
-                x, out, carry, row, rows, start, k, a, x_row, x_col, out_row, out_col,
-                False, False, False, ROWS, BLOCK,
-            )  # fmt: skip
+            carry = _block(x, out, carry, row, rows, start, k, a, strides, False, False, False, ROWS, BLOCK)
         if split == splits - 1:
-            _block(
-                x, out, carry, row, rows, full, k, a, x_row, x_col, out_row, out_col, False, True, False, ROWS, BLOCK
-            )
+            _block(x, out, carry, row, rows, full, k, a, strides, False, True, False, ROWS, BLOCK)
