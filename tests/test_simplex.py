@@ -130,5 +130,5 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_a_matrix_that_no_memory_holds_is_told_what_to_use_instead():
-    with pytest.raises(MemoryError, match=r"400,000 GB.*separate"):
+    with pytest.raises(MemoryError, match="separate"):
         simplex(10**7)
