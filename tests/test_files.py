@@ -182,3 +182,16 @@ def test_manifests_of_other_contents_are_refused(saved, manifest):
         verify_folder(saved, NAMES)
     with pytest.raises(ValueError, match=MANIFEST):
         verify_folder(saved, NAMES[:1])
+
+
+def test_a_folder_with_files_of_somebody_else_is_not_replaced(tmp_path):
+    saved = tmp_path / "saved"
+    write_folder(saved, fill("one"))
+    (saved / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="saved"):
+        write_folder(saved, fill("two"))
+    assert (saved / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / MANIFEST).write_text("{}")
+    with pytest.raises(ValueError, match="other"):
+        write_folder(tmp_path / "other", fill("two"))

@@ -75,11 +75,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary folder, add the manifest and rename it to `folder`.
 
     After any error the earlier folder is in place and nothing else is left. An existing folder is replaced only if it
-    has a manifest. A process that is killed between the two renames of a replacement leaves the earlier folder under
-    a hidden name, which `verify_folder` reports.
+    has a manifest and no files beside those it lists. A process that is killed between the two renames of a replacement
+    leaves the earlier folder under a hidden name, which `verify_folder` reports.
     """
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} exists and was not written by maxsep, so it is not overwritten")
+    if folder.exists() and not _is_replaceable(folder):
+        raise ValueError(f"{folder} exists and has files that maxsep did not write, so it is not overwritten")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary, earlier = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("tmp", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
@@ -113,6 +113,12 @@ def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
         if name in actual and actual[name] != written:
             raise ValueError(f"{folder / name} is damaged: it was written as {written} and is now {actual[name]}")
     raise ValueError(f"{folder / MANIFEST} is damaged, or was written for other files than {', '.join(files)}")
+
+
+def _is_replaceable(folder: Path) -> bool:
+    manifest = folder / MANIFEST
+    listed = _decode(manifest.read_bytes()) if manifest.is_file() else {}
+    return bool(listed) and {path.name for path in folder.iterdir()} <= {MANIFEST, *listed}
 
 
 def _describe(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -164,3 +164,12 @@ def test_gradients_of_single_samples(x):
     per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(head.named_parameters()), x)
     whole = torch.autograd.grad(head(x).square().sum(), head.weight)[0]
     torch.testing.assert_close(per_sample["weight"].sum(0), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_rounded_class_order_is_refused_and_changes_nothing():
+    order = torch.randperm(3_000)
+    head = MaxSeparationHead(4, 3_000, class_order=order)
+    with pytest.raises(ValueError, match="class_order"):
+        head.load_state_dict({name: value.half() for name, value in head.state_dict().items()})
+    head.class_order.zero_()  # somebody averages buffers in place
+    assert torch.equal(head.to("cpu").class_order, order)

@@ -341,3 +341,27 @@ def test_wrong_input_is_named(change, error, message):
     head, x, target = problem("maxsep", 9)
     with pytest.raises(error, match=message):
         fused_cross_entropy(**{"head": head, "x": x, "target": target} | change)
+
+
+def test_the_squared_log_sum_exp_alone_in_float16():
+    """Class weights of zero leave z_loss, whose gradient must not overflow before it is scaled."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 16).half(), torch.randn(5, 8).half().requires_grad_()
+    target, weight = torch.tensor([0, 1, 0, 1, 0]), torch.ones(16)
+    weight[:2] = 0
+    options = {"weight": weight, "reduction": "sum", "z_loss": 1e-4}
+    ours, theirs = (
+        torch.autograd.grad(fused_cross_entropy(layer, x, target, impl=impl, **options), x)[0]
+        for impl in ("samples", "logits")
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=2e-2)
+
+
+def test_smoothing_sums_in_float32_under_autocast():
+    torch.manual_seed(0)
+    layer, x, target = nn.Linear(16, 1_000), torch.randn(32, 16), torch.randint(1_000, (32,))
+    adjustment = -torch.arange(1.0, 1_001).log()
+    expected = F.cross_entropy(layer(x) + adjustment, target, label_smoothing=0.2)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = fused_cross_entropy(layer, x, target, label_smoothing=0.2, adjustment=adjustment, impl="samples")
+    assert abs(loss - expected) < 1e-3

@@ -188,6 +188,21 @@ def test_kernels_in_the_interpreter(algorithm, offset, num_classes, monkeypatch)
     assert_all_close(torch.autograd.grad(value, leaves(layer)), torch.autograd.grad(exact, leaves(exact_layer)), 1e-4)
 
 
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@both
+def test_kernels_take_labels_offsets_and_gradients_however_they_lie(algorithm):
+    layer = layer_of(40, 6, 8, dtype=torch.float32)
+    offset, target = torch.randn(40, 2)[:, 0], torch.randint(40, (6, 2))[:, 0]
+    layer = layer._replace(offset=offset, target=target)
+    lse, logit = layer_logsumexp(layer, algorithm)
+    exact_lse, exact_logit = dense(layer)
+    assert_all_close([lse, logit], [exact_lse, exact_logit], 1e-4)
+    up = torch.ones(()).expand(6)  # what a sum passes back
+    ours = torch.autograd.grad([lse, logit], leaves(layer), [up, up])
+    assert_all_close(ours, torch.autograd.grad([exact_lse, exact_logit], leaves(layer), [up, up]), 1e-4)
+
+
 @pytest.mark.parametrize(
     ("batch", "features", "classes", "algorithm"),
     [(128, 256, 1_000, "samples"), (1024, 128, 50_000, "samples"), (1024, 128, 1_000_000, "classes"),

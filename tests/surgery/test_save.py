@@ -175,3 +175,14 @@ def test_models_that_cannot_be_saved_or_loaded(tmp_path):
     with pytest.raises(TypeError, match="model"):
         maxsep.load(nn.Linear(2, 2), folder)
     maxsep.load(folder, mlp())
+
+
+def test_a_model_that_ties_what_was_saved_apart_is_refused(tmp_path):
+    def model():
+        return nn.ModuleDict({"first": nn.Linear(4, 4, bias=False), "second": nn.Linear(4, 4, bias=False)})
+
+    maxsep.save(model(), tmp_path / "saved")
+    tied = model()
+    tied["second"].weight = tied["first"].weight
+    with pytest.raises(ValueError, match="second"):
+        maxsep.load(tmp_path / "saved", tied)

@@ -7,8 +7,7 @@ outputs of its rows, a scan gives its logits up to a constant, and one number th
 
 (s and r carry the radius), and logit_j = o_j + carry_q with carry_q = sum_{p<q} t_p. So (t_q, logsumexp of o, o of the
 target) from every rank give all ranks the loss and the probability of each rank's classes. The gradient of z needs the
-sum of the logits' gradients over all later classes, which follows from these probabilities: the backward pass exchanges
-nothing but the gradient of x.
+sum of the logits' gradients over all later classes, which follows from these probabilities: only x's gradient is sent.
 """
 
 from __future__ import annotations
@@ -205,11 +204,13 @@ class ClassParallelHead(FixedRadius):
         return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        if prefix + "class_order" in state_dict:
+            raise ValueError(f"'{prefix}class_order' is of a MaxSeparationHead; this head has no class order")
         for name, parameter in self.named_parameters():
             whole: Any = state_dict.get(prefix + name)
             if type(whole) in (Tensor, nn.Parameter) and whole.shape == parameter.shape:  # of a MaxSeparationHead
                 local = whole[slice(*self.shard.rows)].to(parameter.device)
-                state_dict[prefix + name] = self._sharded(local, parameter.device_mesh)  # type: ignore[attr-defined]
+                state_dict[prefix + name] = self._sharded(local, getattr(parameter, "device_mesh", None))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _check_input(self, x: Tensor) -> None:
@@ -290,9 +291,8 @@ class _LogSumExp(torch.autograd.Function):
         rank_lse = gathered[:, 1] + carries
         lse = rank_lse.logsumexp(0)
         chosen = (gathered[:, 2] + carries).gather(0, shard.rank_of(target)[None])[0]
-        later = (rank_lse[shard.rank + 1 :] - lse).exp().sum(0)  # probability of the classes of later ranks
+        ctx.shard, later = shard, (rank_lse[shard.rank + 1 :] - lse).exp().sum(0)  # probability of later ranks' classes
         ctx.save_for_backward(local, target, factors, carries[shard.rank] - lse, later)
-        ctx.shard = shard
         return lse, chosen, None if factors is None else gathered[:, 3].sum(0)
 
     @staticmethod

@@ -39,7 +39,7 @@ class _Ordered(FixedRadius):
 
     def _place_class_order(self, device: torch.device | str | None) -> None:
         if self._order is not None:
-            self.class_order, self.class_columns = self._order.to(device), self._order.argsort().to(device)
+            self.class_order, self.class_columns = self._order.to(device, copy=True), self._order.argsort().to(device)
 
     def _in_class_order(self, values: Tensor, dim: int = -1) -> Tensor:
         """Turn one entry per column into one per class."""
@@ -189,4 +189,4 @@ def _check_class_order(class_order: Sequence[int] | Tensor, num_classes: int) ->
 def _equal_orders(saved: Tensor | None, current: Tensor | None) -> bool:
     if saved is None or current is None:
         return saved is current
-    return saved.is_meta or torch.equal(saved.cpu(), current)
+    return saved.is_meta or (saved.dtype == current.dtype and torch.equal(saved.cpu(), current))

@@ -28,7 +28,15 @@ from maxsep.ops.linear_cross_entropy import (
     layer_logsumexp,
     weighted_sum_of_losses,
 )
-from maxsep.ops.separate import adjoint, is_autocasting, separate_linear, separate_to, wide_dtype, widened
+from maxsep.ops.separate import (
+    adjoint,
+    is_autocasting,
+    separate_linear,
+    separate_to,
+    wide_dtype,
+    widened,
+    without_autocast,
+)
 from maxsep.ops.tracing import is_transformed
 
 __all__ = ["fused_cross_entropy", "linear_logsumexp"]
@@ -126,7 +134,8 @@ class _Samples(NamedTuple):
     """Of the matrix behind the layer's outputs; None if there is none."""
     num_classes: int
     is_counted: Tensor
-    class_order: Tensor | None
+    class_columns: Tensor | None
+    """The column of every class, if it is not the class itself."""
 
     def folded(self) -> Layer:
         """Return a plain layer with the same logits."""
@@ -166,7 +175,7 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     _check(x, target, weight)
     num_classes = len(weight) + (radius is not None)
     check_labels(target, num_classes, ignore_index)
-    order: Tensor | None = getattr(head, "class_order", None)
+    class_columns: Tensor | None = getattr(head, "class_columns", None)
     rows = _in_product_precision(x.reshape(-1, x.shape[-1]), weight)
     wide = wide_dtype(rows)
     if scale != 1:
@@ -176,14 +185,19 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
         offset = widened(bias) if radius is None else separate_to(widened(bias), radius, wide)
     adjustment = check_per_class("adjustment", adjustment, num_classes, x.device)
     if adjustment is not None:
-        columns = adjustment.to(wide) if order is None else adjustment.to(wide)[order]
-        offset = columns if offset is None else offset + columns
+        by_column = _by_column(adjustment.to(wide), class_columns)
+        offset = by_column if offset is None else offset + by_column
     labels = target.reshape(-1)
     is_counted = labels != ignore_index
-    if order is not None:  # labels that are no class stay what they are
+    if class_columns is not None:  # labels that are no class stay what they are
         is_class = (labels >= 0) & (labels < num_classes)
-        labels = torch.where(is_class, head.class_columns[torch.where(is_class, labels, 0)], labels)  # type: ignore[index]
-    return _Samples(Layer(rows, weight, offset, labels), radius, num_classes, is_counted, order)
+        labels = torch.where(is_class, class_columns[torch.where(is_class, labels, 0)], labels)
+    return _Samples(Layer(rows, weight, offset, labels), radius, num_classes, is_counted, class_columns)
+
+
+def _by_column(values: Tensor, class_columns: Tensor | None) -> Tensor:
+    """Turn one entry per class into one per column of P."""
+    return values if class_columns is None else torch.zeros_like(values).index_copy(0, class_columns, values)
 
 
 def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, float]:
@@ -258,11 +272,12 @@ def _mean_logit(samples: _Samples, weight: Tensor | None) -> Tensor:
     (x, rows, offset, _), radius, num_classes, wide = *samples[:3], wide_dtype(samples.layer.x)
     shares = torch.ones(num_classes, device=x.device, dtype=wide) if weight is None else weight
     mean = torch.zeros(len(x), device=x.device, dtype=wide)
-    if radius is None or weight is not None:  # P maps equal shares to zero
-        outputs = shares if radius is None else adjoint(shares, radius)
-        mean = mean + widened(x) @ (outputs.to(rows.dtype) @ rows).to(wide)
-    if offset is not None:
-        mean = mean + offset @ shares
+    with without_autocast(x.device.type):
+        if radius is None or weight is not None:  # P maps equal shares to zero
+            outputs = shares if radius is None else adjoint(shares, radius)
+            mean = mean + widened(x) @ (outputs.to(rows.dtype) @ rows).to(wide)
+        if offset is not None:
+            mean = mean + offset @ shares
     return mean / num_classes
 
 
@@ -286,8 +301,7 @@ def _class_weights(samples: _Samples, weight: Tensor | None) -> Tensor | None:
         return None
     if weight.requires_grad:
         raise ValueError("weight must not require a gradient: class weights have none here")
-    weight = weight.to(wide_dtype(layer.x))
-    return weight if samples.class_order is None else weight[samples.class_order]
+    return _by_column(weight.to(wide_dtype(layer.x)), samples.class_columns)
 
 
 def _sample_weights(x: Tensor, target: Tensor, sample_weight: Tensor | None) -> Tensor | None:

@@ -90,7 +90,8 @@ def _dense(matrix: MaxSeparation, like: Tensor) -> nn.Linear:
         raise ValueError(
             f"MaxSeparation without an nn.Linear before it folds to {LARGEST_MATRIX} classes, got {classes}"
         )
-    columns = matrix(torch.eye(classes - 1, dtype=like.dtype, device=like.device))  # (C-1, C), the radius included
+    device = like.device if matrix.class_order is None else matrix.class_order.device
+    columns = matrix(torch.eye(classes - 1, dtype=like.dtype, device=device))  # (C-1, C), the radius included
     return linear_from(columns.T.contiguous(), None).train(matrix.training).requires_grad_(False)
 
 

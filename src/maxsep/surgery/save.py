@@ -184,6 +184,7 @@ def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> Non
             raise ValueError(f"{name!r} is on the meta device: call model.to_empty(device=...) first")
         if name not in state and not (tensor.numel() and _memory(tensor) in stored):
             raise ValueError(f"{name!r} of this model is missing in the saved one")
+    first: dict[tuple[int, torch.Size], Tensor] = {}
     for name, tensor in state.items():
         if name not in expected:
             raise ValueError(f"{name!r} of the saved model is not in this one")
@@ -191,6 +192,8 @@ def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> Non
             raise ValueError(f"{name!r} must have shape {tuple(tensor.shape)}, got {tuple(expected[name].shape)}")
         if name.split(".")[-1] == "class_order" and not torch.equal(tensor, expected[name].cpu()):
             raise ValueError(f"{name!r} of this model is not the saved class order")
+        if not torch.equal(first.setdefault((_memory(expected[name]), tensor.shape), tensor), tensor):
+            raise ValueError(f"{name!r} shares memory with another tensor of this model, but not in the saved one")
 
 
 def _memory(tensor: Tensor) -> int:

@@ -141,10 +141,14 @@ def _needed(gradients: Any, needs: list[bool]) -> list[Tensor | None]:
 
 def _underflow_scale(x: Tensor, factors: Factors) -> Tensor | None:
     """Return a factor that keeps float16 gradients from underflowing before the loss scale is known."""
-    return None if x.dtype != torch.float16 else factors.grad_lse.abs().amax().clamp(min=1e-30).reciprocal()
+    if x.dtype != torch.float16:
+        return None
+    largest = torch.stack([f.abs().amax() for f in (factors.grad_lse, factors.z_loss) if f is not None]).amax()
+    return largest.clamp(min=1e-30).reciprocal()
 
 
 def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    scale = scale.reshape([1] * tensor.dim())  # torch would round a scale without dimensions to half precision
     if is_traced():  # the compiler joins the two, and does not accept every `out`
         return (tensor * scale).to(dtype)
     return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
@@ -162,11 +166,16 @@ def _operator(name: str, schema: str, implementation: Callable[..., Any], fake: 
     return op
 
 
+def _dense(*tensors: Tensor | None) -> list[Any]:
+    """Make numbers of samples and classes contiguous: kernels read them one after the other."""
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
 def _logsumexp_impl(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *layer, algorithm = arguments
+    x, weight, offset, target, algorithm = arguments
     forward = over_classes.forward if algorithm == "classes" else over_samples.forward
-    with without_autocast(layer[0].device.type):
-        return forward(Layer(*layer))
+    with without_autocast(x.device.type):
+        return forward(Layer(x, weight, *_dense(offset, target)))
 
 
 def _logsumexp_fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -174,11 +183,12 @@ def _logsumexp_fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward_impl(*arguments: Any) -> tuple[Tensor, ...]:
-    *layer, algorithm, lse, grad_lse, grad_target, needs = arguments
-    with without_autocast(lse.device.type):
+    x, weight, offset, target, algorithm, *vectors, needs = arguments
+    layer, (lse, grad_lse, grad_target) = Layer(x, weight, *_dense(offset, target)), _dense(*vectors)
+    with without_autocast(x.device.type):
         if algorithm == "classes":
-            return over_classes.backward(Layer(*layer), lse, grad_lse, grad_target, needs)
-        return over_samples.backward(Layer(*layer), grad_lse, grad_target, needs)
+            return over_classes.backward(layer, lse, grad_lse, grad_target, needs)
+        return over_samples.backward(layer, grad_lse, grad_target, needs)
 
 
 def _backward_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
@@ -186,11 +196,10 @@ def _backward_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any)
 
 
 def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
-    *layer, grad_lse, grad_target, z_loss, needs = arguments
-    with without_autocast(layer[0].device.type):
-        lse, target_logit, gradients = over_samples.forward_with_gradients(
-            Layer(*layer), Factors(grad_lse, grad_target, z_loss), needs
-        )
+    x, weight, offset, target, *factors, needs = arguments
+    layer = Layer(x, weight, *_dense(offset, target))
+    with without_autocast(x.device.type):
+        lse, target_logit, gradients = over_samples.forward_with_gradients(layer, Factors(*_dense(*factors)), needs)
     return lse, target_logit, *gradients
 
 
