@@ -39,12 +39,14 @@ def test_table1_is_the_papers_grid():
     specs = recipes.get("table1").specs(1)
     cells = {(s.dataset, s.imbalance, s.network) for s in specs}
     assert len(cells) == 2 * 5 * 2
-    assert {(s.head, s.radius) for s in specs if s.network == "resnet34"} == {
-        ("plain", 1.0),
-        ("maxsep", 0.1),
+    controls = [s for s in specs if s.head == "control"]
+    assert {(s.dataset, s.imbalance, s.network, s.radius) for s in controls} == {
+        (dataset, imbalance, "resnet34", 0.1) for dataset in ("cifar10", "cifar100") for imbalance in (0.02, 0.01)
     }
-    assert {(s.head, s.radius) for s in specs if s.network == "convnet"} == {("plain", 1.0), ("maxsep", 1.0)}
-    assert len(specs) == 2 * len(cells)
+    arms = {s: (s.head, s.radius) for s in specs if s.head != "control"}
+    assert {arm for s, arm in arms.items() if s.network == "resnet34"} == {("plain", 1.0), ("maxsep", 0.1)}
+    assert {arm for s, arm in arms.items() if s.network == "convnet"} == {("plain", 1.0), ("maxsep", 1.0)}
+    assert (len(arms), len(controls)) == (2 * len(cells), 4)
 
 
 def test_every_seed_of_table1_has_its_own_subset_where_no_recorded_one_counts():
@@ -55,6 +57,7 @@ def test_every_seed_of_table1_has_its_own_subset_where_no_recorded_one_counts():
 
 def test_recorded_runs_of_cifar10_count_in_table1():
     specs = recipes.get("table1").specs(precision="bf16-mixed", only="dataset=cifar10,imbalance=0.01,network=resnet34")
+    specs = [spec for spec in specs if spec.head != "control"]
     assert len(specs) == 6
     assert all((RUNS / spec.name / "result.json").is_file() for spec in specs)
 
