@@ -119,7 +119,7 @@ def step_of(loss, layer, x, y, autocast):
 @torch.no_grad()
 def exact(layer, x, y, rows=512):
     """Return loss and gradients in float64 and chunks of samples, through the folded layer of a head."""
-    weight, bias = layer.linear_form() if isinstance(layer, MaxSeparationHead) else (layer.weight, layer.bias)
+    weight, bias = layer.weight, layer.bias
     head = layer if isinstance(layer, MaxSeparationHead) else None
     if head is not None:
         wide = MaxSeparationHead(head.in_features, head.num_classes, head.radius, head.bias is not None)

@@ -73,11 +73,13 @@ def plan() -> str:
     """The cells of Table 1 that were run by docs/plan.md on CIFAR-100, in Markdown."""
     tables = json.loads((ROOT / "src/maxsep/lab/recipes/paper.json").read_text())["tables"]["table1_cifar"]["cifar100"]
     rows = ["| cell | plain | maxsep | difference, 95 % interval | paper's difference |", "|---|---|---|---|---|"]
+    records = collect(RUNS).records
     for imbalance, network in itertools.product((0.01, 0.02), ("resnet34", "convnet")):
         found: dict[str, dict[int, float]] = {"plain": {}, "maxsep": {}}
-        for record in collect(RUNS).records:
+        for record in records:
             spec = record.spec
-            if (spec.data_order, spec.imbalance, spec.network) == ("official", imbalance, network):
+            is_cell = (spec.data_order, spec.imbalance, spec.network) == ("official", imbalance, network)
+            if is_cell and spec.head in found:
                 found[spec.head][spec.seed] = 100 * record.metrics["top1"]
         plain, matrix = ([values[seed] for seed in sorted(values)] for values in found.values())
         differences = [ours - theirs for ours, theirs in zip(matrix, plain, strict=True)]

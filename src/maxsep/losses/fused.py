@@ -25,6 +25,7 @@ from maxsep.ops.linear_cross_entropy import (
     Factors,
     Layer,
     choose_algorithm,
+    index_among,
     layer_logsumexp,
     weighted_sum_of_losses,
 )
@@ -42,7 +43,7 @@ from maxsep.ops.tracing import is_transformed
 __all__ = ["fused_cross_entropy", "linear_logsumexp"]
 
 Impl = Literal["auto", "classes", "samples", "logits"]
-FEW_LOGITS = 64 << 20
+HELD_ON_A_CPU = 64 << 20
 """Bytes of logits up to which a CPU holds them."""
 
 
@@ -103,7 +104,7 @@ def fused_cross_entropy(
     losses = _losses(samples, options, impl)
     if reduction == "none":
         return losses.reshape(target.shape)
-    return losses.sum() / _divisor(samples, options) if reduction == "mean" else losses.sum()
+    return losses.sum() / _weights(samples, options)[1].sum() if reduction == "mean" else losses.sum()
 
 
 def linear_logsumexp(
@@ -151,7 +152,7 @@ class _Samples(NamedTuple):
             return "logits"
         if impl != "auto":
             return impl
-        few = not x.is_cuda and len(x) * len(weight) * x.element_size() <= FEW_LOGITS
+        few = not x.is_cuda and len(x) * len(weight) * x.element_size() <= HELD_ON_A_CPU
         return "logits" if few else choose_algorithm(x, weight)
 
 
@@ -190,8 +191,8 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     labels = target.reshape(-1)
     is_counted = labels != ignore_index
     if class_columns is not None:  # labels that are no class stay what they are
-        is_class = (labels >= 0) & (labels < num_classes)
-        labels = torch.where(is_class, class_columns[torch.where(is_class, labels, 0)], labels)
+        index, is_class = index_among(labels, 0, num_classes)
+        labels = torch.where(is_class, class_columns[index], labels)
     return _Samples(Layer(rows, weight, offset, labels), radius, num_classes, is_counted, class_columns)
 
 
@@ -232,11 +233,8 @@ def _losses(samples: _Samples, options: _Options, impl: Impl) -> Tensor:
 
 def _summed(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tensor:
     """Return the mean or the sum, as a weighted sum of log-sum-exps and target logits with constant factors."""
-    layer, (weight, sample_weight, reduction, smoothing, z_loss) = samples.layer, options
-    factor = samples.is_counted.to(wide_dtype(layer.x))
-    if sample_weight is not None:
-        factor = factor * sample_weight
-    of_class = factor if weight is None else factor * _of_target(weight, layer)
+    weight, _, reduction, smoothing, z_loss = options
+    factor, of_class = _weights(samples, options)
     inverse = None
     if reduction == "mean":
         inverse = of_class.sum().reciprocal()
@@ -254,17 +252,18 @@ def _summed(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tenso
     return value if inverse is None else torch.add(value, inverse, alpha=0)
 
 
-def _divisor(samples: _Samples, options: _Options) -> Tensor:
-    weight, sample_weight = options.weight, options.sample_weight
+def _weights(samples: _Samples, options: _Options) -> tuple[Tensor, Tensor]:
+    """Return the sample weights of the counted samples, and these times the class weights, (B,) each."""
     factor = samples.is_counted.to(wide_dtype(samples.layer.x))
-    factor = factor if weight is None else factor * _of_target(weight, samples.layer)
-    return (factor if sample_weight is None else factor * sample_weight).sum()
+    if options.sample_weight is not None:
+        factor = factor * options.sample_weight
+    return factor, factor if options.weight is None else factor * _of_target(options.weight, samples.layer)
 
 
 def _of_target(weight: Tensor, layer: Layer) -> Tensor:
     """Return the class weight of every sample, 0 where the label is no class."""
-    is_class = (layer.target >= 0) & (layer.target < len(weight))
-    return torch.where(is_class, weight[torch.where(is_class, layer.target, 0)], 0)
+    index, is_class = index_among(layer.target, 0, len(weight))
+    return torch.where(is_class, weight[index], 0)
 
 
 def _mean_logit(samples: _Samples, weight: Tensor | None) -> Tensor:
@@ -289,8 +288,8 @@ def _logsumexp(samples: _Samples, impl: Impl) -> tuple[Tensor, Tensor]:
     weight = weight.to(x.dtype)
     logits = F.linear(x, weight) if radius is None else separate_linear(x, weight, None, radius)
     logits = widened(logits) if offset is None else logits + offset
-    is_class = (target >= 0) & (target < samples.num_classes)
-    picked = logits.gather(-1, torch.where(is_class, target, 0)[:, None])[:, 0]
+    index, is_class = index_among(target, 0, samples.num_classes)
+    picked = logits.gather(-1, index[:, None])[:, 0]
     return logits.logsumexp(-1), torch.where(is_class, picked, torch.nan)
 
 

@@ -17,11 +17,19 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
-from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
+from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer, index_among
 from maxsep.ops.separate import wide_dtype, without_autocast
 from maxsep.ops.tracing import is_plain_eager, is_traced
 
-__all__ = ["Algorithm", "Factors", "Layer", "choose_algorithm", "layer_logsumexp", "weighted_sum_of_losses"]
+__all__ = [
+    "Algorithm",
+    "Factors",
+    "Layer",
+    "choose_algorithm",
+    "index_among",
+    "layer_logsumexp",
+    "weighted_sum_of_losses",
+]
 
 Algorithm = Literal["classes", "samples"]
 MAX_FEATURES_OVER_CLASSES = 512

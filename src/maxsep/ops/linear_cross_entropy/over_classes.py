@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from maxsep.ops.linear_cross_entropy.over_samples import ALIGNED, Gradients, Layer, accumulate_product
+from maxsep.ops.linear_cross_entropy.over_samples import ALIGNED, Gradients, Layer, accumulate_product, index_among
 from maxsep.ops.separate import wide_dtype
 from maxsep.ops.separate_triton import IS_INSTALLED, on_device_of
 
@@ -56,9 +56,9 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
     for classes in _chunks(x, len(weight)):
         z = _logits(layer, classes, wide)
         lse = torch.logaddexp(lse, z.logsumexp(1))
-        index, inside = _index(target, classes)
-        target_logit += torch.where(inside, z.gather(1, index), 0)[:, 0]
-    return lse, torch.where((target >= 0) & (target < len(weight)), target_logit, torch.nan)
+        index, is_among = index_among(target[:, None], classes.start, classes.stop)
+        target_logit += torch.where(is_among, z.gather(1, index), 0)[:, 0]
+    return lse, torch.where(index_among(target, 0, len(weight))[1], target_logit, torch.nan)
 
 
 def backward(layer: Layer, lse: Tensor, grad_lse: Tensor, grad_target: Tensor, needs: Sequence[bool]) -> Gradients:
@@ -132,13 +132,6 @@ def _logits(layer: Layer, classes: slice, wide: torch.dtype) -> Tensor:
 def _gradient_torch(layer: Layer, classes: slice, lse: Tensor, grad_lse: Tensor, grad_target: Tensor) -> Tensor:
     reference = torch.where(lse == -torch.inf, 0, lse)[:, None]
     g = _logits(layer, classes, lse.dtype).sub_(reference).exp_().mul_(grad_lse[:, None])
-    index, inside = _index(layer.target, classes)
-    g.scatter_add_(1, index, torch.where(inside, grad_target[:, None], 0))
+    index, is_among = index_among(layer.target[:, None], classes.start, classes.stop)
+    g.scatter_add_(1, index, torch.where(is_among, grad_target[:, None], 0))
     return g.to(layer.x.dtype)
-
-
-def _index(target: Tensor, classes: slice) -> tuple[Tensor, Tensor]:
-    """Return where the target is among the classes of a chunk, and whether it is, (B, 1) each."""
-    index = (target - classes.start)[:, None]
-    size = classes.stop - classes.start
-    return index.clamp(0, size - 1), (index >= 0) & (index < size)

@@ -97,14 +97,12 @@ def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]
     dw = torch.empty_like(weight if needs[1] else weight[:0, 0], dtype=weight_sum_dtype(layer))
     columns = torch.zeros(len(weight) if needs[2] else 0, dtype=wide, device=x.device)
     weight = weight.to(x.dtype)
-    main = len(weight) // ALIGNED * ALIGNED
     for rows, z in _outputs(layer, weight):
         g = _softmax(z, layer, rows, lse[rows], target_logit[rows], factors.of(rows))
-        for part in (slice(main, None), slice(0, main)):
-            if len(weight[part]) and needs[0]:
-                is_first = part.start == main or main == len(weight)
-                accumulate_product(dx[rows], g[:, part], weight[part], is_first=is_first)
-            if len(weight[part]) and needs[1]:
+        for number, part in enumerate(aligned_parts(len(weight))):
+            if needs[0]:
+                accumulate_product(dx[rows], g[:, part], weight[part], is_first=number == 0)
+            if needs[1]:
                 accumulate_product(dw[part], g[:, part].T, x[rows], is_first=rows.start == 0)
         if needs[2]:
             columns += g.sum(0, dtype=wide)
@@ -142,6 +140,18 @@ def accumulate_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -
         total += a @ b
 
 
+def aligned_parts(size: int) -> list[slice]:
+    """Return the last few rows and those before, a multiple of ALIGNED, where there are any."""
+    main = size // ALIGNED * ALIGNED
+    return [part for part in (slice(main, size), slice(0, main)) if part.start < part.stop]
+
+
+def index_among(target: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Return the place of every target among the classes from `start` to `stop`, and whether it is one of them."""
+    is_among = (target >= start) & (target < stop)
+    return torch.where(is_among, target - start, 0), is_among
+
+
 def _sizes(layer: Layer) -> tuple[int, int, int, int, str]:
     x = layer.x
     return len(x), x.shape[1], len(layer.weight), x.element_size(), "cuda" if x.is_cuda else "cpu"
@@ -150,15 +160,13 @@ def _sizes(layer: Layer) -> tuple[int, int, int, int, str]:
 def _outputs(layer: Layer, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield the outputs x W^T of each chunk of samples, all in one buffer with aligned rows."""
     x, outputs = layer.x, len(weight)
-    rows, main = chunk_rows(*_sizes(layer)), outputs // ALIGNED * ALIGNED
+    rows = chunk_rows(*_sizes(layer))
     buffer = x.new_empty(rows, -(-outputs // ALIGNED) * ALIGNED)
     for start in range(0, len(x), rows):
         chunk = slice(start, min(start + rows, len(x)))
         z = buffer[: chunk.stop - start, :outputs]
-        if main:
-            torch.mm(x[chunk], weight[:main].T, out=z[:, :main])
-        if main < outputs:
-            torch.mm(x[chunk], weight[main:].T, out=z[:, main:])
+        for part in aligned_parts(outputs):
+            torch.mm(x[chunk], weight[part].T, out=z[:, part])
         yield chunk, z
 
 
@@ -193,8 +201,7 @@ def _softmax_torch(
     logits, target = z.to(lse.dtype), layer.target[rows, None]
     if layer.offset is not None:
         logits.add_(layer.offset)
-    is_class = (target >= 0) & (target < z.shape[1])
-    index = torch.where(is_class, target, 0)
+    index, is_class = index_among(target, 0, z.shape[1])
     torch.logsumexp(logits, 1, out=lse)
     target_logit.copy_(torch.where(is_class, logits.gather(1, index), torch.nan)[:, 0])
     if factors is None:
