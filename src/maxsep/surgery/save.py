@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from maxsep.checks import check_number
 from maxsep.files import verify_folder, write_folder
 from maxsep.heads import Head, MaxSeparation
+from maxsep.packages import load_package
 from maxsep.surgery.locate import find_heads, unwrap
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "maxsep.json"
@@ -128,11 +129,7 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
 
 
 def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError('save and load need safetensors: pip install "maxsep[save]"') from error
-    return safetensors.torch
+    return load_package("safetensors.torch", "save")
 
 
 def _checked_model(model: nn.Module) -> nn.Module:

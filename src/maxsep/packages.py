@@ -1,0 +1,25 @@
+"""Import packages that are optional or slow to import, at their first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def load_package(module: str, extra: str) -> Any:
+    """Import a module of an optional package; an ImportError names the extra that installs it.
+
+    >>> load_package("math", "lab").sqrt(4)
+    2.0
+    >>> load_package("no_such_package.part", "lab")
+    Traceback (most recent call last):
+        ...
+    ImportError: no_such_package is not installed: pip install "maxsep[lab]"
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ImportError(f'{package} is not installed: pip install "maxsep[{extra}]"') from error
