@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Tests run in random order; the commit decides which one, so that a commit is judged the same way twice.
+SEED ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --random-order --random-order-seed=$(SEED)
 
-.PHONY: demo test setup lint types spelling unit clean
+.PHONY: demo test setup lint types spelling unit sample nightly clean
 
 demo: setup
 	$(BIN)/maxsep demo
@@ -36,7 +39,15 @@ spelling: setup
 	$(BIN)/codespell
 
 unit: setup
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+	$(PYTEST)
+
+# one in eight of the long tests, other ones for every commit
+sample: setup
+	$(PYTEST) -m nightly --sample 8 --sample-seed $(SEED)
+
+# every long test: kernels compiled for each architecture, runs that are killed, files that are damaged
+nightly: setup
+	$(PYTEST) -m nightly --record results/nightly.json
 
 clean:
 	rm -rf $(VENV) runs demo bench .pytest_cache .mypy_cache .ruff_cache .hypothesis

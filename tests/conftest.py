@@ -1,7 +1,11 @@
 """What every test runs under: one thread, no network, arithmetic that does not depend on the processor."""
 
+import json
 import os
+import platform
 import signal
+import zlib
+from pathlib import Path
 
 # Before torch is imported: newer matrix units round bfloat16 products in another way, and nothing may be downloaded.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -25,6 +29,34 @@ if not torch.cuda.is_available():
 # the same twice: the examples are the test's own there, and new ones everywhere else.
 settings.register_profile("maxsep", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("maxsep")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="run one in N of the selected tests")
+    parser.addoption("--sample-seed", default="", help="which ones; CI passes the commit")
+    parser.addoption("--record", type=Path, metavar="FILE", help="write outcomes and seconds of all tests as JSON")
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has selected
+def pytest_collection_modifyitems(config, items):
+    share, seed = config.getoption("--sample"), config.getoption("--sample-seed")
+    if share > 1:
+        ranked = sorted(items, key=lambda item: zlib.crc32((seed + item.nodeid).encode()))
+        kept = set(ranked[: -(-len(items) // share)])
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def pytest_sessionfinish(session):
+    """Write `--record`: the counts, and seconds and outcome of every test. Workers of xdist send theirs here."""
+    path, reporter = session.config.getoption("--record"), session.config.pluginmanager.get_plugin("terminalreporter")
+    if path is None or hasattr(session.config, "workerinput"):
+        return
+    outcomes = {key: reporter.stats.get(key, []) for key in ("passed", "failed", "error", "skipped")}
+    tests = {r.nodeid: [key, round(r.duration, 1)] for key, reports in outcomes.items() for r in reports}
+    about = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    record = {"about": about, "counts": {key: len(reports) for key, reports in outcomes.items()}, "tests": tests}
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.fixture

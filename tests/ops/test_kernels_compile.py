@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="no Triton for this platform")
+pytestmark = pytest.mark.nightly
 
 
 def compiled_for(capability, folder):
