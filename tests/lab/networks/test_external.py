@@ -28,53 +28,34 @@ def test_a_timm_model_takes_the_shape_of_the_images(name, shape):
     assert network(images).shape == (2, 7)
 
 
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_an_unknown_model_is_named(library):
-    with pytest.raises(ValueError, match=rf"{library} has no model named 'resnet19'.*list_models"):
-        networks.build(f"{library}/resnet19", 10)
+def test_options_reach_the_library_and_remove_auxiliary_classifiers():
+    network = networks.build("torchvision/resnet18", 10, norm_layer=nn.Identity)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    assert networks.build("torchvision/googlenet", 7, aux_logits=False, init_weights=False).num_features == 1024
 
 
-def test_a_model_without_a_linear_classifier_is_refused():
-    message = r"torchvision/squeezenet1_0.*Conv2d"
-    with pytest.raises(ValueError, match=message):
-        networks.build("torchvision/squeezenet1_0", 10)
+@pytest.mark.parametrize(
+    ("name", "options", "noun"),
+    [
+        ("torchvision/resnet19", {}, "resnet19"),
+        ("timm/resnet19", {}, "resnet19"),
+        ("torchvision/squeezenet1_0", {}, "squeezenet1_0"),
+        ("timm/deit_tiny_distilled_patch16_224", {"shape": (3, 32, 32)}, "2 of them"),
+        ("torchvision/resnet18", {"shape": (1, 32, 32)}, "3 channels, got 1"),
+    ],
+)
+def test_models_that_do_not_exist_or_do_not_fit_are_refused(name, options, noun):
+    with pytest.raises(ValueError, match=noun):
+        networks.build(name, 10, **options)
 
 
-def test_a_model_with_a_second_classifier_is_refused():
-    message = r"timm/deit_tiny_distilled_patch16_224 does not end in one .*it has 2 of them"
-    with pytest.raises(ValueError, match=message):
-        networks.build("timm/deit_tiny_distilled_patch16_224", 10, shape=(3, 32, 32))
-
-
-def test_a_model_built_without_its_auxiliary_classifiers_has_one_left():
-    network = networks.build("torchvision/googlenet", 7, aux_logits=False, init_weights=False)
-    assert network.num_features == 1024
-    assert network(torch.randn(2, 3, 64, 64)).shape == (2, 7)
-
-
-def test_torchvision_models_want_three_channels():
-    with pytest.raises(ValueError, match=r"takes images of 3 channels, got 1. Use timm/resnet18"):
-        networks.build("torchvision/resnet18", 10, shape=(1, 32, 32))
-
-
-def test_a_missing_library_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=r'timm/NAME need timm.*pip install "maxsep\[vision\]"'):
-        networks.build("timm/resnet18", 10)
-
-
-@pytest.mark.parametrize(("version", "index"), [("2.9.1+cpu", True), ("2.9.1", False), ("2.9.1+cu130", False)])
-def test_advice_names_the_index_that_a_cpu_build_came_from(monkeypatch, version, index):
+@pytest.mark.parametrize(("version", "index"), [("2.9.1+cpu", True), ("2.9.1", False)])
+def test_a_missing_library_names_the_extra_and_the_index_of_cpu_builds(monkeypatch, version, index):
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setitem(sys.modules, "timm", None)
-    at = "--index-url https://download.pytorch.org/whl/cpu"
-    with pytest.raises(ImportError) as missing:
+    with pytest.raises(ImportError, match=r"maxsep\[vision\]") as missing:
         networks.build("timm/resnet18", 10)
-    assert (f': pip install torchvision {at} && pip install "maxsep[vision]"' in str(missing.value)) == index
-    monkeypatch.setattr(importlib, "import_module", lambda name: exec("raise RuntimeError('nms')"))
-    with pytest.raises(ImportError) as broken:
-        networks.build("timm/resnet18", 10)
-    assert str(broken.value).endswith(f"torch torchvision {at}" if index else "torch torchvision")
+    assert ("whl/cpu" in str(missing.value)) == index
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
@@ -86,17 +67,10 @@ def test_advice_names_the_index_that_a_cpu_build_came_from(monkeypatch, version,
         ImportError("libcudart.so.13: cannot open shared object file"),
     ],
 )
-def test_a_torchvision_of_another_torch_is_one_clear_import_error(monkeypatch, library, error):
+def test_a_torchvision_of_another_torch_is_one_import_error(monkeypatch, library, error):
     def broken(name):
         raise error
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    message = rf"{library} is installed but cannot be imported beside torch 2\..*torchvision.*belong together"
-    with pytest.raises(ImportError, match=message if "lib" not in str(error) else "belong together") as caught:
+    with pytest.raises(ImportError, match="force-reinstall"):
         networks.build(f"{library}/resnet18", 10)
-    assert "pip install --force-reinstall torch torchvision" in str(caught.value)
-
-
-def test_options_reach_the_library():
-    network = networks.build("torchvision/resnet18", 10, norm_layer=nn.Identity)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())

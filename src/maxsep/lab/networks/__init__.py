@@ -1,4 +1,4 @@
-"""The paper's networks, one file each, and one registry of their names."""
+"""The networks of the experiments, by name."""
 
 from __future__ import annotations
 
@@ -6,31 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from maxsep.lab.networks.base import Network, Shape
-from maxsep.lab.networks.convnet import ConvNet
 from maxsep.lab.networks.external import LIBRARIES, build_external
-from maxsep.lab.networks.mlp import MLP
-from maxsep.lab.networks.resnet32 import ResNet32
-from maxsep.lab.networks.resnet34 import ResNet34
-from maxsep.lab.networks.resnet50 import ResNet50, ResNet152
-from maxsep.lab.networks.vgg32 import VGG32
-from maxsep.lab.networks.wrn40_2 import WideResNet40
+from maxsep.lab.networks.resnet import ResNet32, ResNet34, ResNet50, ResNet152, WideResNet40
+from maxsep.lab.networks.small import MLP, VGG32, ConvNet, Network, Shape, VisionTransformer
 
-__all__ = [
-    "MLP",
-    "VGG32",
-    "ConvNet",
-    "Network",
-    "ResNet32",
-    "ResNet34",
-    "ResNet50",
-    "ResNet152",
-    "Shape",
-    "WideResNet40",
-    "build",
-    "check_name",
-    "names",
-]
+__all__ = ["MLP", "Network", "Shape", "build", "check_name", "names"]
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
     "convnet": ConvNet,
@@ -40,59 +20,53 @@ _NETWORKS: dict[str, Callable[..., Network]] = {
     "resnet50": ResNet50,
     "resnet152": ResNet152,
     "vgg32": VGG32,
+    "vit": VisionTransformer,
     "wrn40_2": WideResNet40,
 }
 _ALIASES = {"alexnet": "convnet", "resnet": "resnet34"}
-"""The paper's own words; its "ResNet-32" is the ResNet-34, and `resnet32` the true one."""
+"""The paper's names; its "ResNet-32" is the ResNet-34 of the released code, and `resnet32` that of He et al."""
 
 
 def names() -> list[str]:
-    """Name the networks of this package; `torchvision/NAME` and `timm/NAME` come on top.
+    """List the networks of this package; `torchvision/NAME` and `timm/NAME` work too.
 
-    >>> names()
-    ['convnet', 'mlp', 'resnet152', 'resnet32', 'resnet34', 'resnet50', 'vgg32', 'wrn40_2']
+    >>> names()[:4]
+    ['convnet', 'mlp', 'resnet152', 'resnet32']
     """
     return sorted(_NETWORKS)
 
 
 def check_name(name: str, **options: Any) -> None:
-    """Raise if no network has this name or it does not take these options.
+    """Raise ValueError for an unknown network or option; torchvision and timm check theirs when they build.
 
-    The models of torchvision and timm, and what they take, are known to these libraries only.
-
-    >>> check_name("resnet")
-    >>> check_name("timm/resnet18")
     >>> check_name("vgg32", feature_size=2)
     """
     if _is_external(name):
         return
     if _ALIASES.get(name, name) not in _NETWORKS:
-        known = ", ".join([*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)])
-        raise ValueError(f"unknown network {name!r}. Known: {known}.")
+        known = [*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)]
+        raise ValueError(f"unknown network {name!r}. Known: {', '.join(known)}.")
     # the number of outputs and the shape of the images follow from the data
-    _, _, *taken = inspect.signature(_NETWORKS[_ALIASES.get(name, name)]).parameters
-    if unknown := sorted(set(options) - set(taken)):
-        told = ", ".join(taken) or "none"
-        raise ValueError(f"network {name!r} does not take the options {', '.join(unknown)}. It takes: {told}.")
+    _, _, *allowed = inspect.signature(_NETWORKS[_ALIASES.get(name, name)]).parameters
+    if unknown := sorted(set(options) - set(allowed)):
+        listed = ", ".join(allowed) or "none"
+        raise ValueError(f"network {name!r} does not take the options {', '.join(unknown)}. It takes: {listed}.")
 
 
 def build(name: str, num_outputs: int, **options: Any) -> Network:
-    """Build a network with a plain linear head.
+    """Build a network with a linear head.
 
     Args:
         name: One of `names()`, an alias (`resnet`, `alexnet`), `torchvision/NAME` or `timm/NAME`.
         num_outputs: Outputs of the head, at least 1.
-        **options: What the network takes; all take `shape`, the (channels, height, width) of an image.
-
-    Returns:
-        A module with `num_features`, `features(images)` and an exchangeable `head`.
+        **options: The network's own; all take `shape`, the (channels, height, width) of an image.
 
     >>> network = build("resnet32", 10)
     >>> network.num_features, network.head
     (64, Linear(in_features=64, out_features=10, bias=True))
     """
     if num_outputs < 1:
-        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}. It is the number of classes.")
+        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
     check_name(name, **{key: value for key, value in options.items() if key != "shape"})
     if _is_external(name):
         return build_external(name, num_outputs, **options)
