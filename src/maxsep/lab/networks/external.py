@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
@@ -10,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from maxsep.lab.networks.small import Network, Shape
+from maxsep.packages import load_package
 from maxsep.surgery import replace_classifier
 
 LIBRARIES = ("torchvision", "timm")
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 class External(Network):
@@ -84,18 +83,15 @@ def _replace_classifier(backbone: nn.Module, name: str, num_outputs: int) -> Ext
 
 
 def _import(module: str) -> Any:
-    package = module.partition(".")[0]
-    # the default index's torchvision does not load with a CPU build of torch
-    index = f" --index-url {CPU_INDEX}" if torch.__version__.endswith("+cpu") else ""
     try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        first = f"pip install torchvision{index} && " if index else ""
-        raise ImportError(f'{package}/NAME needs {package}: {first}pip install "maxsep[vision]"') from error
+        return load_package(module, "vision")
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise
         # a torchvision built for another torch fails in its operator registration with a RuntimeError, and when it is
         # imported once more with an AttributeError; timm imports torchvision
+        index = " --index-url https://download.pytorch.org/whl/cpu" if torch.__version__.endswith("+cpu") else ""
         raise ImportError(
-            f"{package} cannot be imported with torch {torch.__version__} ({error}). Install matching builds: "
+            f"{module} cannot be imported with torch {torch.__version__} ({error}). Install matching builds: "
             f"pip install --force-reinstall torch torchvision{index}"
         ) from error
