@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, __version__, separate, simplex
 from maxsep.lab.bench import alternate, spread_of
-from maxsep.lab.engine.provenance import hardware
+from maxsep.lab.environment import hardware
 from maxsep.losses import fused_cross_entropy
 from maxsep.simplex import coefficients
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from maxsep.lab.engine.provenance import commit, hardware, versions
+from maxsep.lab.environment import commit, hardware, versions
 
 say = functools.partial(print, flush=True)
 

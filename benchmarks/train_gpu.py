@@ -27,9 +27,9 @@ from maxsep.lab.data import Data, ImageSet
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.progress import choose_progress
-from maxsep.lab.engine.provenance import commit, hardware, versions
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.environment import commit, hardware, versions
 from maxsep.lab.spec import Execution, RunSpec, options
 
 TARGET, TOWARD, MOST_LOST = 46_000, 60_000, 0.05

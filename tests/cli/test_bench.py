@@ -54,9 +54,7 @@ def test_numbers_of_classes_are_checked(classes):
     assert str(found.exception).startswith("--classes must be whole numbers of at least 2 with commas")
 
 
-def test_devices_are_checked(monkeypatch):
-    found = runner.invoke(app, ["bench", "--device", "tpu"])
-    assert str(found.exception) == "--device must be auto, cpu or cuda, got 'tpu'."
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = runner.invoke(app, ["bench", "--device", "cuda"])
-    assert "torch finds no CUDA device. Use --device cpu." in str(found.exception)
+def test_devices_are_checked():
+    failure = runner.invoke(app, ["bench", "--device", "tpu"]).exception
+    assert isinstance(failure, ValueError)
+    assert "'tpu'" in str(failure)

@@ -41,9 +41,9 @@ def command(
     import torch
 
     from maxsep.lab.bench import OPERATIONS, measure, write_figure
-    from maxsep.lab.engine.provenance import hardware, versions
+    from maxsep.lab.environment import hardware, pick_device, versions
 
-    sizes, place = _sizes(classes or (QUICK if quick else CLASSES)), _device(device)
+    sizes, place = _sizes(classes or (QUICK if quick else CLASSES)), pick_device(device)
     torch.set_num_threads(threads)
     settings = {"batch": batch, "features": features, "dtype": "float32", "classes": sizes}
     with _progress(len(sizes) * len(OPERATIONS)) as tell:
@@ -66,7 +66,7 @@ def command(
 def _where(device: torch.device, batch: int, features: int, threads: int) -> str:
     import torch
 
-    from maxsep.lab.engine.provenance import hardware
+    from maxsep.lab.environment import hardware
 
     found = hardware(device)
     clock = found["device"] if device.type == "cuda" else f"{found['cpu']}, {threads} thread{'s' * (threads > 1)}"
@@ -82,16 +82,6 @@ def _sizes(text: str) -> list[int]:
     if not sizes or sizes[0] < 2:
         raise ValueError(f"--classes must be whole numbers of at least 2 with commas, such as {QUICK}, got {text!r}.")
     return sizes
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, got {name!r}.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda was asked for, but torch finds no CUDA device. Use --device cpu.")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _free(device: torch.device) -> Callable[[], int]:

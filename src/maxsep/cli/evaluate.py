@@ -93,10 +93,10 @@ class _Run:
     def evaluate(self) -> tuple[dict[str, Any], list[int]]:
         """Its numbers, and how many training images every class has."""
         from maxsep.lab.data.given import files_differ, given_files
-        from maxsep.lab.detection import pick_device
         from maxsep.lab.engine import evaluate
         from maxsep.lab.engine.calibration import with_rejected
         from maxsep.lab.engine.evaluation import known_ece
+        from maxsep.lab.environment import pick_device
 
         stored = self.result.metrics
         if (self.folder / "weights.safetensors").is_file():

@@ -2,7 +2,7 @@
 
 from maxsep.lab.detection.exports import detect_export
 from maxsep.lab.detection.judge import Wish, read_outliers
-from maxsep.lab.detection.runs import FILE, covers, detect, ensure_detection, pick_device, read_detection
+from maxsep.lab.detection.runs import FILE, covers, detect, ensure_detection, read_detection
 
 __all__ = [
     "FILE",
@@ -11,7 +11,6 @@ __all__ = [
     "detect",
     "detect_export",
     "ensure_detection",
-    "pick_device",
     "read_detection",
     "read_outliers",
 ]

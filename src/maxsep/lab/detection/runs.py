@@ -21,6 +21,7 @@ from maxsep.lab.engine.evaluation import batch_of, predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.runs import load_pipeline, load_run
+from maxsep.lab.environment import pick_device
 from maxsep.lab.spec import RunSpec
 
 FILE = "detection.json"
@@ -163,18 +164,3 @@ class _RunScorer:
 @functools.lru_cache(maxsize=1)  # the runs of a recipe share it
 def _data(spec: RunSpec, root: str | None) -> Data:
     return prepare(spec, root)
-
-
-def pick_device(device: str) -> torch.device:
-    """Give the device of a name; auto is a GPU where there is one.
-
-    >>> pick_device("cpu")
-    device(type='cpu')
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}. Known: auto, cpu, cuda.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but torch finds no CUDA device. Use 'auto' or 'cpu'.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)

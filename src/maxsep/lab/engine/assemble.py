@@ -13,7 +13,6 @@ from maxsep.lab.engine.losses import Loss, build_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
 from maxsep.lab.engine.order import Order
-from maxsep.lab.engine.placing import place
 from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.seeds import derive
@@ -22,6 +21,7 @@ from maxsep.lab.engine.state import RandomStates
 from maxsep.lab.engine.step import Augmentation, Step
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.engine.trainer import Trainer
+from maxsep.lab.environment import fits
 from maxsep.lab.spec import Execution, RunSpec
 
 _VARIANTS = 128
@@ -38,7 +38,7 @@ def assemble(
 ) -> Trainer:
     """Build network, optimiser, step and generators on Fabric's device, and change torch's global random state."""
     mean, std = normalisation(spec.normalisation, data)
-    data = place(data, fabric.device)
+    data = data.to(fabric.device, images=fits(data.bytes, fabric.device))
     # a graph cannot hold what the host does in every step
     captures = execution.cuda_graph and data.train.images.device.type == "cuda"
     network = build_model(spec, data.train.shape, data.train.num_classes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from maxsep.lab.environment import pick_device
 from maxsep.lab.spec import Execution, RunSpec
 
 PRECISIONS = ("16-mixed", "32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -31,7 +32,7 @@ def make_fabric(spec: RunSpec, execution: Execution) -> Any:
             other; before anything is trained.
         ImportError: Lightning Fabric is not installed.
     """
-    device = _device(execution)
+    device = pick_device(execution.device).type
     _check(spec, execution, device)
     try:
         from lightning_fabric import Fabric
@@ -55,16 +56,6 @@ def check_precision(name: str) -> None:
     """
     if name not in PRECISIONS:
         raise ValueError(f"unknown precision {name!r}. Known: {', '.join(PRECISIONS)}.")
-
-
-def _device(execution: Execution) -> str:
-    if execution.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if execution.device not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {execution.device!r}. Known: auto, cpu, cuda.")
-    if execution.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but torch finds no CUDA device. Use 'auto' or 'cpu'.")
-    return execution.device
 
 
 def _check(spec: RunSpec, execution: Execution, device: str) -> None:

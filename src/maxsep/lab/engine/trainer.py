@@ -25,12 +25,12 @@ from maxsep.lab.engine.nonfinite import check_losses
 from maxsep.lab.engine.observer import Observer
 from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.progress import Progress
-from maxsep.lab.engine.provenance import hardware, versions
 from maxsep.lab.engine.record import SCHEMA, RunFolder
 from maxsep.lab.engine.schedules import learning_rate
 from maxsep.lab.engine.state import RandomStates, State, pack, unpack
 from maxsep.lab.engine.step import Step
 from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.environment import hardware, versions
 from maxsep.lab.spec import Execution, RunSpec
 
 _SAVING_SHARE = 50

@@ -15,13 +15,13 @@ from maxsep.files import verify_folder
 from maxsep.lab.engine import load_model, load_run
 from maxsep.lab.engine.calibration import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
+from maxsep.lab.environment import pick_device
 from maxsep.lab.networks import Shape
 from maxsep.lab.spec import RunSpec
 from maxsep.surgery import fold, load
 from maxsep.surgery.save import DESCRIPTION, WEIGHTS
 
 ONNX = "model.onnx"
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def open_classifier(folder: str | Path, device: str = "auto") -> Classifier:
         ValueError: The folder holds something else, or is damaged.
     """
     folder = Path(folder)
-    place = _device(device)
+    place = pick_device(device).type
     if (folder / "result.json").is_file():
         return _from_run(folder, place)
     if not (folder / DESCRIPTION).is_file():
@@ -186,11 +186,3 @@ def _in_torch(model: nn.Module, device: str) -> Callable[[Tensor], Tensor]:
             return logits.cpu()
 
     return forward
-
-
-def _device(name: str) -> str:
-    if name not in DEVICES:
-        raise ValueError(f"unknown device {name!r}. Known: {', '.join(DEVICES)}.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but torch finds no CUDA device. Use 'auto' or 'cpu'.")
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
