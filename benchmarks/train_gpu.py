@@ -27,9 +27,9 @@ from maxsep.lab.data import Data, ImageSet
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.progress import choose_progress
-from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.environment import commit, hardware, versions
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec, options
 
 TARGET, TOWARD, MOST_LOST = 46_000, 60_000, 0.05
@@ -64,9 +64,9 @@ def build(precision, ways, arguments):
     execution = Execution(**ways)
     train = images(8 * arguments.batch, 10)
     fabric = make_fabric(spec, execution)
-    folder = RunFolder(Path(tempfile.mkdtemp()) / spec.name)
+    run = Run(Path(tempfile.mkdtemp()) / spec.name)
     with choose_progress(spec, False) as silent:
-        return assemble(fabric, spec, execution, Data("random", train, train), folder, silent, StopRequest())
+        return assemble(fabric, spec, execution, Data("random", train, train), run, silent, StopRequest())
 
 
 def speed(trainer, arguments):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from maxsep.lab.engine.placing import place
 
 from maxsep.lab.data import load
-from maxsep.lab.engine import load_run, placing, train
-from maxsep.lab.engine.placing import place
+from maxsep.lab.engine import placing, train
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -30,8 +31,8 @@ def test_too_many_images_stay_on_the_host(monkeypatch):
 def test_a_run_is_the_same_wherever_its_images_lie(tmp_path, monkeypatch, cuda_graph):
     spec = RunSpec(epochs=3, augmentation="crop_flip")
     execution = Execution(device="cuda", cuda_graph=cuda_graph)
-    here = load_run(train(spec, runs=tmp_path / "here", execution=execution, progress=False))
+    here = Run(train(spec, runs=tmp_path / "here", execution=execution, progress=False))
     monkeypatch.setattr(placing, "ROOM", 0.0)
-    there = load_run(train(spec, runs=tmp_path / "there", execution=execution, progress=False))
+    there = Run(train(spec, runs=tmp_path / "there", execution=execution, progress=False))
     assert there.metrics["train_loss"] == pytest.approx(here.metrics["train_loss"], rel=1e-4)
     assert there.metrics["top1"] == pytest.approx(here.metrics["top1"], abs=0.01)

@@ -1,6 +1,8 @@
 """Datasets of a handful of random images in the official formats."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -61,3 +63,20 @@ def tiny_imagenet():
 def tiny_cifar():
     """The function that writes one."""
     return write_cifar
+
+
+@pytest.fixture
+def held_elsewhere():
+    """Hold the lock of a run as another process would: in a thread, because a lock is reentrant within its own."""
+
+    @contextmanager
+    def hold(run):
+        lock = run.lock()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lock.__enter__).result()
+            try:
+                yield
+            finally:
+                thread.submit(lock.__exit__, None, None, None).result()
+
+    return hold

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from maxsep.lab import grid, recipes
-from maxsep.lab.engine.record import RunFolder
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 SPECS = [
@@ -138,7 +138,7 @@ def test_events_tell_the_story(tmp_path):
 
 def test_a_plan_lists_and_estimates_without_training(tmp_path):
     start(tmp_path, Trainer(), SPECS[:1])
-    (tmp_path / SPECS[1].name).mkdir()
+    Run(tmp_path / SPECS[1].name).begin(SPECS[1])
     planned = grid.plan(SPECS, runs=tmp_path, execution=CPU)
     assert [p.state for p in planned] == ["finished", "unfinished", "new", "new"]
     assert planned[0].estimate.seconds == 0
@@ -274,15 +274,13 @@ def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
     assert list((tmp_path / SPECS[0].name).iterdir()) == []
 
 
-@pytest.mark.parametrize("held", ["claim", "lock"])
-def test_what_another_process_has_in_hand_is_not_announced(tmp_path, held):
+def test_what_another_process_has_in_hand_is_not_announced(tmp_path, held_elsewhere):
     events, trainer = [], Trainer()
-    with getattr(RunFolder(tmp_path / SPECS[0].name), held)():
+    with held_elsewhere(Run(tmp_path / SPECS[0].name)):
         summary = start(tmp_path, trainer, SPECS[:2], on_event=events.append)
     assert [(event.kind, event.spec) for event in events if event.spec == SPECS[0]] == [("elsewhere", SPECS[0])] * 2
     assert (summary.elsewhere, summary.finished, trainer.trained) == ([SPECS[0]], [SPECS[1]], [SPECS[1]])
     assert start(tmp_path, trainer, SPECS[:2]).finished == [SPECS[0]]
-    assert not list(tmp_path.glob(".*")), "claims leave nothing behind"
 
 
 def test_a_run_that_was_finished_just_before_its_claim_is_skipped(tmp_path, monkeypatch):
@@ -293,7 +291,7 @@ def test_a_run_that_was_finished_just_before_its_claim_is_skipped(tmp_path, monk
         Trainer()(SPECS[0], data_root=None, runs=tmp_path, execution=CPU, progress=False)
         yield
 
-    monkeypatch.setattr(RunFolder, "claim", late)
+    monkeypatch.setattr(Run, "lock", late)
     summary = start(tmp_path, trainer, SPECS[:1], on_event=events.append)
     assert (summary.skipped, trainer.trained, [event.kind for event in events]) == (SPECS[:1], [], ["skipped"])
 

@@ -80,9 +80,9 @@ class _Run:
     """A run folder: its weights, or at least its record, and all of its data."""
 
     def __init__(self, folder: Path, data: Path | None, dataset: str | None, device: str) -> None:
-        from maxsep.lab.engine import load_run
+        from maxsep.lab.run import Run
 
-        self.result = load_run(folder)
+        self.result = Run(folder)
         if dataset is not None:
             raise ValueError(f"--dataset is for exports, got {dataset!r}: {folder} is a run. Leave it out.")
         self.folder = self.place = folder
@@ -99,7 +99,7 @@ class _Run:
         from maxsep.lab.environment import pick_device
 
         stored = self.result.metrics
-        if (self.folder / "weights.safetensors").is_file():
+        if self.result.has_weights:
             metrics = evaluate(self.folder, self.data, device=str(pick_device(self.device)))
             self.changed = files_differ(stored.get("files"), given_files(self.spec.dataset, self.data))
             if self.changed:

@@ -10,7 +10,7 @@ from maxsep.cli.options import words
 from maxsep.lab.spec import RATES, SHARED_BY_STAGES, Options, RunSpec, options
 
 if TYPE_CHECKING:
-    from maxsep.lab.engine import RunResult
+    from maxsep.lab.run import Run
 
 Given = Mapping[str, Any]
 """Fields of a spec by name, with `loss_options` as NAME=VALUE; None stands for what was not given."""
@@ -63,9 +63,9 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
         start: The folder of the finished run.
         data: The data folder.
     """
-    from maxsep.lab.engine import load_run
+    from maxsep.lab.run import Run
 
-    run = load_run(start)
+    run = Run(start)
     first = run.spec
     check_unchanged(run, data, "Train the first stage anew, with another --runs.")
     own = {name: value for name, value in given.items() if name not in SHARED_BY_STAGES}
@@ -90,7 +90,7 @@ def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec
     return checked(first.replace(start_from=first, features_at=(), **changes))
 
 
-def check_unchanged(run: RunResult, data: Path | None, advice: str) -> None:
+def check_unchanged(run: Run, data: Path | None, advice: str) -> None:
     """Raise if the pictures that a run was trained and tested on have other names or sizes now.
 
     Args:

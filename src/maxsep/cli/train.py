@@ -17,7 +17,7 @@ from maxsep.cli.run_spec import beside, check_unchanged, count_images, first_sta
 from maxsep.lab.spec import BACKBONES, RATES, SAMPLERS, RunSpec
 
 if TYPE_CHECKING:
-    from maxsep.lab.engine import RunResult
+    from maxsep.lab.run import Run
 
 EPILOG = (
     "Examples: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1; "
@@ -204,24 +204,24 @@ def _chosen(spec: RunSpec, typed: set[str]) -> str:
 
 def _check_there(folder: Path, data: Path | None) -> bool:
     """Whether a run is finished; raise if it is, and is one of other pictures than those that lie there now."""
-    from maxsep.lab import grid
-    from maxsep.lab.engine import load_run
+    from maxsep.lab.run import Run
 
-    if there := grid.is_finished(folder):
-        check_unchanged(load_run(folder), data, f"Train anew with another --runs, or remove {folder}.")
+    if there := Run(folder).state == "finished":
+        check_unchanged(Run(folder), data, f"Train anew with another --runs, or remove {folder}.")
     return there
 
 
 def _train(spec: RunSpec, runs: Path, there: bool, as_json: bool, **settings: Any) -> None:
     """Train a run unless it is there, and tell what came of it."""
     from maxsep.lab import grid
-    from maxsep.lab.engine import load_run, train
+    from maxsep.lab.engine import train
+    from maxsep.lab.run import Run
 
     folder = grid.attempt(train, spec, runs=runs, progress=not as_json, **settings)
-    _tell(load_run(folder), there, as_json)
+    _tell(Run(folder), there, as_json)
 
 
-def _tell(run: RunResult, there: bool, as_json: bool) -> None:
+def _tell(run: Run, there: bool, as_json: bool) -> None:
     """Print how good the run is, on what, and where it lies."""
     metrics, unknown = run.metrics, run.unknown
     if as_json:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from maxsep.lab.data.given import given_counts
 from maxsep.lab.data.imagenet import parse_imagenet
 from maxsep.lab.data.long_tail import long_tail_counts
 from maxsep.lab.data.open_set import parse_open_set
 from maxsep.lab.data.split import held_counts
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 MARGIN = 1.1
@@ -127,9 +128,9 @@ class Estimator:
     def _remaining(self, spec: RunSpec) -> float:
         """The part of a run that its newest resume point leaves; all of it without one."""
         points = sorted((self._runs / spec.name / "resume").glob("save_*/state.json"), reverse=True)
-        for state in filter(None, map(read_json, points)):
-            done = state.get("epoch")
-            if isinstance(done, int):
+        for point in points:
+            with suppress(ValueError, KeyError, TypeError, OSError):
+                done = int((Run(point.parent).read(point.name) or {})["epoch"])
                 return max(1 - done / spec.epochs, 1 / spec.epochs)
         return 1.0
 
@@ -171,15 +172,6 @@ def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
     return max(1, min(sum(kept), sum(kept) if spec.max_train is None else spec.max_train))
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object, or nothing if it is not there or not whole."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def write_wall(folder: Path, seconds: float) -> None:
     """Keep the whole time of the call that trained a run, beside its record."""
     (folder / WALL).write_text(json.dumps({"schema": 1, "seconds": seconds}) + "\n", encoding="utf-8")
@@ -187,15 +179,14 @@ def write_wall(folder: Path, seconds: float) -> None:
 
 def _measure(path: Path) -> tuple[_Measured, bool] | None:
     """Read a run's record, and whether it ran on a GPU."""
-    result, wall = read_json(path), read_json(path.with_name(WALL))
+    run = Run(path.parent)
     try:
-        assert result is not None
-        spec = RunSpec.from_dict(result["spec"])
+        result, spec, wall = run.result, run.spec, run.read(WALL)
         images = float(result["metrics"].get("num_train") or num_train(spec)) * spec.epochs
         seconds = float(result["seconds"])
         start = None if wall is None else max(0.0, float(wall["seconds"]) - seconds)
         on_gpu = not str(result["hardware"]["device"]).lower().startswith("cpu")
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError):
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return None  # a record that cannot be read predicts nothing; the report will name it
     return (_Measured(spec, seconds, images, start), on_gpu) if seconds > 0 and images > 0 else None
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from maxsep.lab.data import load, parse_open_set, with_order
 from maxsep.lab.durations import parse_budget
-from maxsep.lab.engine.record import FAILURE, RunFolder
-from maxsep.lab.estimate import Estimate, Estimator, read_json, write_wall
+from maxsep.lab.estimate import Estimate, Estimator, write_wall
 from maxsep.lab.outcome import Event, PlannedRun, State, Summary
 from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
 from maxsep.lab.recipes.after import After, Place
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 
@@ -36,11 +36,6 @@ class Trainer(Protocol):
         download: bool = False,
     ) -> Path:
         """Train a run, or return at once if it is finished; returns its folder."""
-
-
-def is_finished(folder: str | Path) -> bool:
-    """Whether a run folder holds a result; it is written last, so it stands for the whole run."""
-    return (Path(folder) / "result.json").is_file()
 
 
 def unique(specs: Sequence[RunSpec], only: str | None = None) -> list[RunSpec]:
@@ -73,8 +68,8 @@ def plan(
     estimator = Estimator(runs, execution or Execution())
     planned = []
     for spec in unique(specs, only):
-        folder = Path(runs) / spec.name
-        state: State = "finished" if is_finished(folder) else "unfinished" if folder.is_dir() else "new"
+        found = Run(Path(runs) / spec.name).state
+        state: State = "unfinished" if found == "failed" else found
         guess = Estimate(0.0, "finished") if state == "finished" else estimator.estimate(spec)
         planned.append(PlannedRun(spec, state, guess))
     return planned
@@ -209,7 +204,7 @@ def check_data(
         data_root: Where the datasets lie.
         download: Whether missing datasets may be fetched.
     """
-    needed = (spec.dataset for spec in specs if not is_finished(Path(runs) / canonical(spec).name))
+    needed = (spec.dataset for spec in specs if Run(Path(runs) / canonical(spec).name).state != "finished")
     splits = {dataset: parse_open_set(dataset) for dataset in needed}
     for dataset in dict.fromkeys(split.source if split else dataset for dataset, split in splits.items()):
         load(dataset, data_root, download=download)
@@ -222,14 +217,14 @@ def attempt(
     **more: Any,
 ) -> Path:  # fmt: skip
     """Train a run, and leave in its folder why it failed, if it fails after the folder was made."""
-    failure = Path(runs) / spec.name / FAILURE
+    failure = Path(runs) / spec.name / "failure.json"
     try:
         folder = train(spec, data_root=data_root, runs=runs, execution=execution, progress=progress, **more)
     except BlockingIOError:  # another process is training this run: its folder is not ours to write to
         raise
     except Exception as error:
         if failure.parent.is_dir():
-            RunFolder(failure.parent).record_failure(spec, error)
+            Run(failure.parent).record_failure(spec, error)
         raise
     failure.unlink(missing_ok=True)
     return folder
@@ -253,10 +248,10 @@ def chosen_radii(specs: Sequence[RunSpec], runs: str | Path) -> dict[str, float]
     """
     scores: dict[tuple[str, float], list[float]] = {}
     for spec in (spec for spec in specs if spec.validation > 0):
-        result = read_json(Path(runs) / spec.name / "result.json")
-        if result is not None:
+        run = Run(Path(runs) / spec.name)
+        if run.state == "finished":
             head = "scaled" if spec.head == "plain" else spec.head
-            score = float(result["metrics"][validation_metric(spec.imbalance)])
+            score = float(run.metrics[validation_metric(spec.imbalance)])
             scores.setdefault((head, spec.radius), []).append(score)
     return choose_radii(scores)
 
@@ -299,7 +294,7 @@ class _Job:
         self, spec: RunSpec, summary: Summary, tell: Callable[..., None], deadline: float | None, estimator: Estimator
     ) -> bool:
         """Train a run if it is due; false if the user interrupted."""
-        if is_finished(Path(self.runs) / spec.name):
+        if Run(Path(self.runs) / spec.name).state == "finished":
             summary.skipped.append(spec)
             tell("skipped", 0.0)
         elif reason := self._blocked(spec, summary):
@@ -319,10 +314,10 @@ class _Job:
 
     def _claim(self, spec: RunSpec, summary: Summary, tell: Callable[..., None], guess: float) -> bool:
         """Train a run unless another process has it in hand: then nothing is told of its start here."""
-        folder = Path(self.runs) / spec.name
+        run = Run(Path(self.runs) / spec.name)
         try:
-            with RunFolder(folder).claim():
-                if not is_finished(folder):
+            with run.lock():
+                if run.state != "finished":
                     tell("start", guess)
                     return self._one(spec, summary, tell)
                 summary.skipped.append(spec)  # another process has just finished it
@@ -361,7 +356,7 @@ class _Job:
             message = f"{type(error).__name__}: {error}"
             if not folder.exists():  # the run failed before its folder was made
                 folder.mkdir(parents=True)
-                RunFolder(folder).record_failure(spec, error)
+                Run(folder).record_failure(spec, error)
             summary.failed.append((spec, message))
             tell("failed", self.clock() - begin, message)
         else:

@@ -16,7 +16,7 @@ from maxsep.lab.detection.distances import Distances
 from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline
-from maxsep.lab.engine.record import RunFolder
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
 CHEAP = {"mahalanobis": False, "repeats": 0}
@@ -119,8 +119,8 @@ def test_it_is_made_once_and_sets_are_added(folder, noise, tmp_path):
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_two_processes_do_not_detect_side_by_side(folder, noise):
-    with RunFolder(folder).lock(), pytest.raises(BlockingIOError, match="another process"):
+def test_two_processes_do_not_detect_side_by_side(folder, noise, held_elsewhere):
+    with held_elsewhere(Run(folder)), pytest.raises(BlockingIOError, match="another process"):
         ensure_detection(folder, Wish(outliers=(noise,), **CHEAP), device="cpu")
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from maxsep import detect
 from maxsep.lab import data as lab_data
 from maxsep.lab.data import Data, ImageSet, normalisation, prepare
-from maxsep.lab.engine import evaluate, load_model, load_run, train
+from maxsep.lab.engine import evaluate, load_model, train
 from maxsep.lab.engine.calibration import SCORES, check_score, with_rejected
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.run import Run
 from maxsep.lab.serving import open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -89,7 +90,7 @@ SPEC = RunSpec(calibration=0.2, epochs=2, batch_size=64)
 def test_calibration_data_is_neither_trained_nor_tested_on(spec, seen, tmp_path):
     folder = train(spec, runs=tmp_path, execution=CPU, progress=False)
     check_no_leak(seen)
-    assert load_run(folder).unknown["images"] == len(seen["calibrated"])
+    assert Run(folder).unknown["images"] == len(seen["calibrated"])
 
 
 def test_a_hold_out_that_stays_in_training_would_be_noticed(seen, tmp_path, monkeypatch):
@@ -155,7 +156,7 @@ def test_the_thresholds_are_those_of_the_stored_weights_in_full_precision(spec, 
     data = prepare(spec)
     logits = predict(Pipeline(network.float(), *normalisation(spec.normalisation, data)), data.calibration).logits
     stored = json.loads((folder / "result.json").read_text())["unknown"]
-    assert load_run(folder).unknown == stored
+    assert Run(folder).unknown == stored
     assert (stored["score"], stored["tpr"], stored["images"]) == ("max_logit", 0.95, len(data.calibration))
     assert stored["softmax_scale"] == spec.softmax_scale
     assert list(stored["thresholds"]) == ["max_logit", "max_softmax", "energy"]
@@ -167,7 +168,7 @@ def test_the_thresholds_are_those_of_the_stored_weights_in_full_precision(spec, 
 
 def test_a_run_without_calibration_data_has_no_threshold(tmp_path):
     folder = train(RunSpec(epochs=1), runs=tmp_path, execution=CPU, progress=False)
-    assert load_run(folder).unknown is None
+    assert Run(folder).unknown is None
     assert "unknown" not in json.loads((folder / "result.json").read_text())
 
 
@@ -188,7 +189,7 @@ def test_what_a_threshold_rejects_of_known_images(tmp_path):
         below = classifier.scores(score, logits) < classifier.threshold(score)
         assert told["rejected"][score] == pytest.approx(below.double().mean().item(), abs=0.005), score
         assert 0 < told["rejected"][score] < 0.5
-    assert {key: told[key] for key in load_run(folder).unknown} == load_run(folder).unknown
+    assert {key: told[key] for key in Run(folder).unknown} == Run(folder).unknown
     assert told == json.loads(json.dumps(told))
 
 

@@ -7,8 +7,9 @@ from safetensors.torch import load_file
 
 from maxsep.lab.data import augmentation
 from maxsep.lab.data.rand_augment import RandAugment, RandDraw
-from maxsep.lab.engine import load_run, train
+from maxsep.lab.engine import train
 from maxsep.lab.engine.cuda_graph import WARM_UP, CapturedStep
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 
@@ -192,5 +193,5 @@ def test_captured_training_follows_the_ordinary_one(tmp_path, compiled, mixup):
     plain, captured = (load_file(folder / "weights.safetensors") for folder in folders)
     for name in plain:
         torch.testing.assert_close(captured[name], plain[name], rtol=1e-2, atol=1e-3)
-    losses = [[row["train_loss"] for row in load_run(folder).history] for folder in folders]
+    losses = [[row["train_loss"] for row in Run(folder).history] for folder in folders]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)

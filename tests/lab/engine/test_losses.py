@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsep.lab.data import long_tail_counts
-from maxsep.lab.engine import load_run, losses, train
+from maxsep.lab.engine import losses, train
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec, options
 from maxsep.losses import BalancedSoftmaxLoss, LabelAwareSmoothingLoss, LDAMLoss, LogitAdjustedLoss
 
@@ -74,7 +75,7 @@ def test_losses_of_the_long_tail_refuse_a_class_without_images(name):
 def test_a_run_trains_on_the_long_tail(tmp_path, name):
     head = "cosine" if name == "ldam" else "maxsep"
     spec = RunSpec(imbalance=0.1, head=head, loss=name, epochs=1, max_train=200, max_test=100, batch_size=64)
-    metrics = load_run(train(spec, runs=tmp_path, progress=False)).metrics
+    metrics = Run(train(spec, runs=tmp_path, progress=False)).metrics
     assert math.isfinite(metrics["train_loss"])
     assert math.isfinite(metrics["loss"])
 

@@ -7,8 +7,9 @@ import pytest
 from safetensors.torch import load_file
 
 from maxsep.lab.data import load_outliers, prepare
-from maxsep.lab.engine import load_model, load_run, train
+from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.names import check_names
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
 SPEC = RunSpec(dataset="osr_cifar10_0", network="mlp", head="plain", epochs=3, batch_size=32, normalisation="half")
@@ -34,7 +35,7 @@ def test_training_does_not_notice(root, watched, tmp_path):
 
 
 def test_norms_of_every_epoch_and_points_of_some(root, watched):
-    history = load_run(watched).history
+    history = Run(watched).history
     assert all(row["norm_known"] > 0 < row["norm_unknown"] for row in history)
     record = json.loads((watched / "features.json").read_text())
     assert list(record["epochs"]) == ["1", "3"]

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from maxsep.lab.data import prepare
-from maxsep.lab.engine import evaluate, load_model, load_run, train
+from maxsep.lab.engine import evaluate, load_model, train
 from maxsep.lab.engine.runs import check_classes
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 SPEC = RunSpec(epochs=2, head="maxsep", radius=0.5, max_train=400, max_test=150)
@@ -18,14 +19,14 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_is_read_back(folder):
-    run = load_run(folder)
+    run = Run(folder)
     assert run.spec == SPEC
     assert run.folder == folder
     assert [row["epoch"] for row in run.history] == [0, 1]
     assert run.metrics["top1"] == run.history[-1]["top1"]
     assert run.preprocessing["shape"] == [1, 8, 8]
     assert len(run.preprocessing["classes"]) == 10
-    assert run.versions["torch"] == torch.__version__
+    assert run.result["versions"]["torch"] == torch.__version__
 
 
 def test_the_model_is_rebuilt_and_scores_the_same(folder):
@@ -35,7 +36,7 @@ def test_the_model_is_rebuilt_and_scores_the_same(folder):
     assert spec == SPEC
     assert not model.training
     metrics = evaluate(folder)
-    told = load_run(folder).metrics
+    told = Run(folder).metrics
     for name in ("top1", "top5", "balanced", "per_class", "loss", "ece", "angular_fisher"):
         assert metrics[name] == pytest.approx(told[name])
 
@@ -44,20 +45,7 @@ def test_a_torn_line_does_not_hide_a_finished_run(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     with (copy / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "train')
-    assert load_run(copy).history == load_run(folder).history
-
-
-def test_an_unfinished_run_is_not_taken_for_one(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no finished run: there is no result.json"):
-        load_run(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", json.dumps({"schema": 99})])
-def test_a_result_that_cannot_be_read_is_named(folder, tmp_path, content):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / "result.json").write_text(content)
-    with pytest.raises(ValueError, match=r"result.json cannot be read as a run's result"):
-        load_run(copy)
+    assert Run(copy).history == Run(folder).history
 
 
 def test_a_run_with_ldam_is_calibrated_and_says_by_which_scale(tmp_path):
@@ -69,7 +57,7 @@ def test_a_run_with_ldam_is_calibrated_and_says_by_which_scale(tmp_path):
     assert told["softmax_scale"] == 30.0
     again = evaluate(folder)
     assert (again["ece"], again["softmax_scale"]) == (pytest.approx(told["ece"], abs=1e-5), 30.0)
-    assert load_run(folder).history[-1]["ece"] == told["ece"]
+    assert Run(folder).history[-1]["ece"] == told["ece"]
 
 
 def test_what_belongs_to_the_weights_is_what_the_run_recorded(folder, tmp_path):
@@ -79,7 +67,7 @@ def test_what_belongs_to_the_weights_is_what_the_run_recorded(folder, tmp_path):
     record["preprocessing"]["mean"] = [0.9]
     (copy / "result.json").write_text(json.dumps(record))
     assert evaluate(copy)["loss"] != pytest.approx(evaluate(folder)["loss"], abs=1e-3)
-    record["preprocessing"]["mean"] = load_run(folder).preprocessing["mean"]
+    record["preprocessing"]["mean"] = Run(folder).preprocessing["mean"]
     record["spec"]["loss"] = "logit_adjusted"
     record["metrics"]["class_counts"] = [1] * 10
     (copy / "result.json").write_text(json.dumps(record))
@@ -104,7 +92,7 @@ def test_what_belongs_to_the_weights_is_what_the_run_recorded(folder, tmp_path):
     ],
 )
 def test_data_of_other_classes_or_images_are_refused(folder, tmp_path, changed, told):
-    run = load_run(folder)
+    run = Run(folder)
     expected = run.preprocessing | changed
     with pytest.raises(ValueError, match=told):
         check_classes(

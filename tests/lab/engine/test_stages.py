@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from maxsep.lab.engine import evaluate, load_model, load_run, step, train
+from maxsep.lab.engine import evaluate, load_model, step, train
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec, options
 
 FIRST = RunSpec(
@@ -50,8 +51,8 @@ def finished(tmp_path_factory):
 
 
 def test_the_first_stage_is_trained_first_and_stays(finished):
-    first = load_run(finished.parent / FIRST.name)
-    second = load_run(finished)
+    first = Run(finished.parent / FIRST.name)
+    second = Run(finished)
     assert (first.spec, second.spec) == (FIRST, SECOND)
     assert second.metrics["parameters"] == first.metrics["parameters"] + 10
     assert [row["learning_rate"] for row in second.history] == pytest.approx([0.1, 0.05])
@@ -77,13 +78,13 @@ def test_a_frozen_backbone_rests(finished):
 
 def test_without_a_step_the_second_stage_says_what_the_first_said(finished):
     still = run(finished.parent, SECOND.replace(backbone="frozen", epochs=1, learning_rate=0.0))
-    assert load_run(still).metrics["per_class"] == load_run(finished.parent / FIRST.name).metrics["per_class"]
+    assert Run(still).metrics["per_class"] == Run(finished.parent / FIRST.name).metrics["per_class"]
 
 
 def test_a_staged_run_is_rebuilt_and_scores_the_same(finished):
     model, _ = load_model(finished)
     assert type(model.head).__name__ == "LogitScaledHead"
-    told = load_run(finished).metrics
+    told = Run(finished).metrics
     assert evaluate(finished)["per_class"] == told["per_class"]
     assert evaluate(finished)["loss"] == pytest.approx(told["loss"])
 

@@ -10,9 +10,10 @@ import maxsep
 from maxsep import detect
 from maxsep.files import write_folder
 from maxsep.lab.data import load, prepare
-from maxsep.lab.engine import load_model, load_run, train
+from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.calibration import SCORES
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.run import Run
 from maxsep.lab.serving import export, open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -21,7 +22,7 @@ IMAGES = load("digits").test.images[:50]
 
 def test_a_run_answers_as_its_pipeline_does(run):
     classifier = open_classifier(run, "cpu")
-    told = load_run(run).preprocessing
+    told = Run(run).preprocessing
     with torch.no_grad():
         expected = Pipeline(load_model(run)[0], torch.tensor(told["mean"]), torch.tensor(told["std"]))(IMAGES)
     assert torch.allclose(classifier.logits(IMAGES), expected, atol=1e-5)
@@ -41,11 +42,11 @@ def test_an_export_is_the_run(run, exported, format):
     for size in (1, 7, 50):
         assert torch.allclose(theirs.logits(IMAGES[:size]), ours.logits(IMAGES[:size]), rtol=tolerance, atol=tolerance)
     for score in ("max_logit", "max_softmax", "energy"):
-        assert theirs.threshold(score) == ours.threshold(score) == load_run(run).unknown["thresholds"][score]
+        assert theirs.threshold(score) == ours.threshold(score) == Run(run).unknown["thresholds"][score]
 
 
 def test_the_thresholds_let_95_percent_of_the_calibration_data_pass(run):
-    classifier, held = open_classifier(run, "cpu"), prepare(load_run(run).spec).calibration
+    classifier, held = open_classifier(run, "cpu"), prepare(Run(run).spec).calibration
     for name, score in SCORES.items():
         passed = (score(classifier.logits(held.images)) >= classifier.threshold(name) - 1e-5).double().mean().item()
         assert 0.95 <= passed < 0.96
@@ -53,7 +54,7 @@ def test_the_thresholds_let_95_percent_of_the_calibration_data_pass(run):
 
 def test_the_thresholds_of_scaled_cosines_let_as_many_pass(ldam):
     run, exported = ldam
-    held = prepare(load_run(run).spec).calibration
+    held = prepare(Run(run).spec).calibration
     for classifier in (open_classifier(folder, "cpu") for folder in (run, *exported.values())):
         for name in SCORES:
             scores = classifier.scores(name, classifier.logits(held.images))

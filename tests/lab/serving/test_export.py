@@ -10,8 +10,8 @@ import torch
 
 import maxsep
 from maxsep.lab.data import load
-from maxsep.lab.engine import load_run
 from maxsep.lab.engine.model import build_model
+from maxsep.lab.run import Run
 from maxsep.lab.serving import export
 
 module = import_module("maxsep.lab.serving.export")
@@ -19,7 +19,7 @@ module = import_module("maxsep.lab.serving.export")
 
 @pytest.mark.parametrize("format", ["safetensors", "onnx"])
 def test_labels_preprocessing_and_threshold_travel_with_the_model(run, exported, format):
-    told, result = json.loads((exported[format] / "maxsep.json").read_text()), load_run(run)
+    told, result = json.loads((exported[format] / "maxsep.json").read_text()), Run(run)
     assert told["labels"] == list("0123456789")
     assert told["preprocessing"] == {
         "shape": [1, 8, 8],
@@ -39,10 +39,10 @@ def test_labels_preprocessing_and_threshold_travel_with_the_model(run, exported,
 
 
 def test_the_folder_is_what_maxsep_load_reads(run, exported):
-    model = maxsep.fold(build_model(load_run(run).spec, (1, 8, 8), 10))
+    model = maxsep.fold(build_model(Run(run).spec, (1, 8, 8), 10))
     saved = maxsep.load(exported["safetensors"], model)
     assert saved.labels == tuple("0123456789")
-    assert saved.threshold == load_run(run).unknown["thresholds"]["max_logit"]
+    assert saved.threshold == Run(run).unknown["thresholds"]["max_logit"]
     assert saved.radius is None
     assert isinstance(model.head, torch.nn.Linear)
 
@@ -58,7 +58,7 @@ def test_any_program_can_run_the_onnx_file(run, exported):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"images": images.astype("float32")})
     accuracy = (logits.argmax(1) == data.labels.numpy()).mean()
-    assert accuracy == pytest.approx(load_run(run).metrics["top1"], abs=0.004)
+    assert accuracy == pytest.approx(Run(run).metrics["top1"], abs=0.004)
 
 
 def test_an_export_replaces_an_export_and_nothing_else(run, exported, tmp_path):
@@ -109,4 +109,4 @@ def test_a_program_reads_by_what_logits_are_multiplied(ldam):
     session = onnxruntime.InferenceSession(exported["onnx"] / "model.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"images": images.astype("float32")})
     probabilities = (told["extra"]["softmax_scale"] * torch.from_numpy(logits)).softmax(1)
-    assert probabilities.max(1).values.mean() == pytest.approx(load_run(run).metrics["top1"], abs=0.1)
+    assert probabilities.max(1).values.mean() == pytest.approx(Run(run).metrics["top1"], abs=0.1)

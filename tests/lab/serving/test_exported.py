@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsep.lab.engine import evaluate, load_run, train
+from maxsep.lab.engine import evaluate, train
+from maxsep.lab.run import Run
 from maxsep.lab.serving import evaluate_export, export, export_data, is_export, open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -103,7 +104,7 @@ def test_a_loss_goes_by_the_images_that_were_trained_on(ldam):
     adjusted = RunSpec(head="cosine", loss="logit_adjusted")
     classifier = replace(open_classifier(exported["safetensors"], "cpu"), spec=adjusted)
     data = export_data(classifier)
-    assert classifier.class_counts == tuple(load_run(run).metrics["class_counts"])
+    assert classifier.class_counts == tuple(Run(run).metrics["class_counts"])
     fewer = replace(data, train=data.train.subset((data.train.labels > 4) | (torch.arange(len(data.train)) % 3 == 0)))
     loss = evaluate_export(classifier, data)["loss"]
     assert evaluate_export(classifier, fewer)["loss"] == loss

@@ -19,9 +19,9 @@ from maxsep.lab.detection.judge import SCHEMA, Wish, full_precision, judge
 from maxsep.lab.detection.measures import logit_scores
 from maxsep.lab.engine.evaluation import batch_of, predict
 from maxsep.lab.engine.model import Pipeline
-from maxsep.lab.engine.record import RunFolder
-from maxsep.lab.engine.runs import load_pipeline, load_run
+from maxsep.lab.engine.runs import load_pipeline
 from maxsep.lab.environment import pick_device
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
 FILE = "detection.json"
@@ -53,8 +53,8 @@ def detect(
         all images and on draws, the sweep over input steps, histograms of the negative energy, and the files of a
         folder that could not be read and were left out.
     """
-    run = load_run(folder)
-    if not (Path(folder) / "weights.safetensors").is_file():
+    run = Run(folder)
+    if run.state == "finished" and not run.has_weights:
         raise FileNotFoundError(f"{folder} was kept without its weights, so there is nothing to score with.")
     place = pick_device(device)
     root = None if data_root is None else str(data_root)
@@ -82,8 +82,8 @@ def ensure_detection(
         BlockingIOError: Another process has the run in its hands.
     """
     path = Path(folder) / FILE
-    with RunFolder(path.parent).lock():
-        before, scale = read_detection(folder), load_run(folder).spec.softmax_scale
+    with Run(folder).lock():
+        before, scale = read_detection(folder), Run(folder).spec.softmax_scale
         if before is not None and covers(before, wish, scale):
             return False
         record = detect(folder, wish, data_root=data_root, device=device)

@@ -4,15 +4,13 @@ from maxsep.lab.engine.checkpoint import CheckpointError
 from maxsep.lab.engine.loop import train
 from maxsep.lab.engine.losses import loss_names, register_loss
 from maxsep.lab.engine.nonfinite import NonFiniteError
-from maxsep.lab.engine.runs import RunResult, evaluate, load_model, load_run
+from maxsep.lab.engine.runs import evaluate, load_model
 
 __all__ = [
     "CheckpointError",
     "NonFiniteError",
-    "RunResult",
     "evaluate",
     "load_model",
-    "load_run",
     "loss_names",
     "register_loss",
     "train",

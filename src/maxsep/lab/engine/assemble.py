@@ -14,7 +14,6 @@ from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.engine.optimisers import build_optimiser
 from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.progress import Progress
-from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.seeds import derive
 from maxsep.lab.engine.stages import rest, take_over
 from maxsep.lab.engine.state import RandomStates
@@ -22,6 +21,7 @@ from maxsep.lab.engine.step import Augmentation, Step
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.engine.trainer import Trainer
 from maxsep.lab.environment import fits
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 _VARIANTS = 128
@@ -32,7 +32,7 @@ def assemble(
     spec: RunSpec,
     execution: Execution,
     data: Data,
-    folder: RunFolder,
+    run: Run,
     progress: Progress,
     stop: StopRequest,
 ) -> Trainer:
@@ -42,7 +42,7 @@ def assemble(
     # a graph cannot hold what the host does in every step
     captures = execution.cuda_graph and data.train.images.device.type == "cuda"
     network = build_model(spec, data.train.shape, data.train.num_classes)
-    take_over(spec, network, folder.path.parent)
+    take_over(spec, network, run.folder.parent)
     if execution.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pipeline = Pipeline(network, mean, std, channels_last=execution.channels_last).to(fabric.device)
@@ -78,7 +78,7 @@ def assemble(
         loss=loss,
         step=CapturedStep(step) if captures else step,
         random=random,
-        folder=folder,
+        run=run,
         progress=progress,
         stop=stop,
     )

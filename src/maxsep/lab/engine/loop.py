@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 
 from maxsep.lab.data import Data, prepare
 from maxsep.lab.engine.assemble import assemble
+from maxsep.lab.engine.checkpoint import clean
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.names import check_names
 from maxsep.lab.engine.observer import Observer, make_observer
 from maxsep.lab.engine.progress import choose_progress
-from maxsep.lab.engine.record import RunFolder
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.engine.trainer import Trainer
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 _DEFAULT = Execution()
@@ -63,28 +65,30 @@ def train(
     >>> sorted(path.name for path in folder.iterdir())
     ['metrics.jsonl', 'result.json', 'spec.json', 'weights.safetensors']
     """
-    folder = RunFolder(Path(runs) / spec.name)
-    if folder.is_finished(spec):
-        return folder.path
-    folder.check_free()
+    run = Run(Path(runs) / spec.name)
+    run.check_spec(spec)
+    if run.state == "finished":
+        return run.folder
     check_names(spec)
-    if spec.start_from is not None:
-        first = spec.start_from
-        train(first, data_root=data_root, runs=runs, execution=execution, progress=progress, download=download)
     fabric = make_fabric(spec, execution)
-    load = functools.partial(prepare, spec, data_root, download=download)
-    watch = functools.partial(make_observer, spec, data_root, folder.path)
-    # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
-    signum = fabric.launch(functools.partial(_run, spec, execution, folder, load, watch, progress))
+    # the processes that torchrun starts all come here; one of them holds the lock
+    with run.lock() if os.environ.get("RANK", "0") == "0" else nullcontext():
+        if spec.start_from is not None:
+            first = spec.start_from
+            train(first, data_root=data_root, runs=runs, execution=execution, progress=progress, download=download)
+        load = functools.partial(prepare, spec, data_root, download=download)
+        watch = functools.partial(make_observer, spec, data_root, run.folder)
+        # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
+        signum = fabric.launch(functools.partial(_run, spec, execution, run, load, watch, progress))
     if signum:
         raise SystemExit(128 + signum)
-    return folder.path
+    return run.folder
 
 
 def _run(
     spec: RunSpec,
     execution: Execution,
-    folder: RunFolder,
+    run: Run,
     load: Callable[..., Data],
     watch: Callable[[Data], Observer | None],
     progress: bool,
@@ -99,28 +103,28 @@ def _run(
         stop = stack.enter_context(StopRequest())
         shown = stack.enter_context(choose_progress(spec, progress and fabric.is_global_zero))
         # all that can be wrong with a spec or its data shows here, before there is a folder
-        trainer = assemble(fabric, spec, execution, load(progress=shown.download), folder, shown, stop)
+        trainer = assemble(fabric, spec, execution, load(progress=shown.download), run, shown, stop)
         trainer.observer = watch(trainer.data)
         if fabric.is_global_zero:
-            stack.enter_context(folder.lock())
-            folder.begin(spec)
+            run.begin(spec)
+            clean(run.resume)
         fabric.barrier()
-        if folder.is_finished(spec):  # by another process, in the meantime
+        if run.state == "finished":  # by another process, before this one had the lock
             return stop.signum
         if spec.precision == "64-true":
             # Fabric hands outputs on in the default precision: the loss, too, shall be computed in double
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(torch.float64)
         # a signal that came too late for this run still asks the caller to stop
-        return _fit(trainer, spec, folder, fabric) or stop.signum
+        return _fit(trainer, spec, run, fabric) or stop.signum
 
 
-def _fit(trainer: Trainer, spec: RunSpec, folder: RunFolder, fabric: Any) -> int:
+def _fit(trainer: Trainer, spec: RunSpec, run: Run, fabric: Any) -> int:
     try:
         trainer.resume()
         fabric.barrier()
         return trainer.fit()
     except Exception as error:
         if fabric.is_global_zero:
-            folder.record_failure(spec, error)
+            run.record_failure(spec, error)
         raise

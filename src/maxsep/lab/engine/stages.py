@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from maxsep.lab.engine.model import Pipeline
-from maxsep.lab.engine.record import read_weights
 from maxsep.lab.networks import Network
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
 
@@ -23,7 +23,7 @@ def take_over(spec: RunSpec, network: Network, runs: Path) -> None:
     """
     if spec.start_from is None:
         return
-    found = read_weights(runs / spec.start_from.name)
+    found = Run(runs / spec.start_from.name).weights()
     if spec.logit_scaling and not spec.start_from.logit_scaling:
         found = {_below(name): value for name, value in found.items()}
         own = network.state_dict()

@@ -25,12 +25,12 @@ from maxsep.lab.engine.nonfinite import check_losses
 from maxsep.lab.engine.observer import Observer
 from maxsep.lab.engine.order import Order
 from maxsep.lab.engine.progress import Progress
-from maxsep.lab.engine.record import SCHEMA, RunFolder
 from maxsep.lab.engine.schedules import learning_rate
 from maxsep.lab.engine.state import RandomStates, State, pack, unpack
 from maxsep.lab.engine.step import Step
 from maxsep.lab.engine.stop import StopRequest
 from maxsep.lab.environment import hardware, versions
+from maxsep.lab.run import SCHEMA, Run
 from maxsep.lab.spec import Execution, RunSpec
 
 _SAVING_SHARE = 50
@@ -53,7 +53,7 @@ class Trainer:
     loss: Loss
     step: Step | CapturedStep
     random: RandomStates
-    folder: RunFolder
+    run: Run
     progress: Progress
     stop: StopRequest
     observer: Observer | None = None
@@ -77,7 +77,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Take up the newest good resume point, if there is one."""
-        point = load_point(self.folder.resume)
+        point = load_point(self.run.resume)
         if point is not None:
             self._check_files(point.state["facts"].get("files"))
             states = unpack(point, self.state, self.pipeline.network, self.optimiser)
@@ -85,7 +85,7 @@ class Trainer:
             self._restore_random(states)
             self._compare(point.state["facts"])
         if self.fabric.is_global_zero:
-            self.folder.rewrite_metrics(self.state.history)
+            self.run.rewrite_history(self.state.history)
         done = self.state.epoch * self.steps + self.state.step
         self.progress.start(done, self.spec.epochs * self.steps)
 
@@ -160,7 +160,7 @@ class Trainer:
         state.history.append(row)
         state.epoch, state.step, state.permutation, state.epoch_seconds = epoch + 1, 0, None, 0.0
         if self.fabric.is_global_zero:
-            self.folder.append_metrics(row)
+            self.run.append(row)
         self.progress.epoch(row)
         if state.epoch % self.execution.checkpoint_every == 0 and not last and self._affordable():
             self._save()
@@ -188,7 +188,7 @@ class Trainer:
         self._account()
         random = {name: self._gather(value) for name, value in self.random.get().items()}
         if self.fabric.is_global_zero:
-            save_point(self.folder.resume, pack(state, self.pipeline.network, self.optimiser, random, self.facts))
+            save_point(self.run.resume, pack(state, self.pipeline.network, self.optimiser, random, self.facts))
         self.fabric.barrier()
         ended = self.clock()
         self._next_save = ended + _SAVING_SHARE * (ended - began)
@@ -235,7 +235,7 @@ class Trainer:
         if self.data.calibration is not None:
             calibration, scale = self.data.calibration, spec.softmax_scale
             result["unknown"] = calibrate(network, self.mean, self.std, calibration, scale)
-        self.folder.finish(dict(network.state_dict()), state.history, result)
+        self.run.finish(dict(network.state_dict()), state.history, result)
 
     def _account(self) -> None:
         now = self.clock()

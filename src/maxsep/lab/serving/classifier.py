@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from maxsep.files import verify_folder
-from maxsep.lab.engine import load_model, load_run
+from maxsep.lab.engine import load_model
 from maxsep.lab.engine.calibration import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.environment import pick_device
 from maxsep.lab.networks import Shape
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 from maxsep.surgery import fold, load
 from maxsep.surgery.save import DESCRIPTION, WEIGHTS
@@ -111,8 +112,8 @@ def open_classifier(folder: str | Path, device: str = "auto") -> Classifier:
 
 
 def _from_run(folder: Path, device: str) -> Classifier:
-    run = load_run(folder)
-    if not (folder / "weights.safetensors").is_file():
+    run = Run(folder)
+    if not run.has_weights:
         raise FileNotFoundError(
             f"{folder} was kept without its weights, so it cannot predict or be exported. "
             "Train it again, or copy weights.safetensors to it."

@@ -15,8 +15,9 @@ from torch import nn
 from maxsep import __version__
 from maxsep.files import write_folder
 from maxsep.lab.data.decode import COLOURS
-from maxsep.lab.engine import RunResult, load_model, load_run
+from maxsep.lab.engine import load_model
 from maxsep.lab.networks import Shape
+from maxsep.lab.run import Run
 from maxsep.lab.serving.classifier import ONNX, open_onnx
 from maxsep.surgery import fold, save
 from maxsep.surgery.save import DESCRIPTION
@@ -44,19 +45,19 @@ def export(run: str | Path, out: str | Path, format: str = "safetensors") -> Pat
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}. Known: {', '.join(FORMATS)}.")
-    result = load_run(run)
-    if not (result.folder / "weights.safetensors").is_file():
+    result = Run(run)
+    if result.state == "finished" and not result.has_weights:
         raise FileNotFoundError(f"{run} was kept without its weights, so it cannot be exported. Train it again.")
     model = fold(load_model(run)[0]).float().eval()
     FORMATS[format](model, result, Path(out))
     return Path(out)
 
 
-def _to_safetensors(model: nn.Module, run: RunResult, out: Path) -> None:
+def _to_safetensors(model: nn.Module, run: Run, out: Path) -> None:
     save(model, out, **_described(run))
 
 
-def _to_onnx(model: nn.Module, run: RunResult, out: Path) -> None:
+def _to_onnx(model: nn.Module, run: Run, out: Path) -> None:
     channels, height, width = run.preprocessing["shape"]
     description = _described(run) | {"maxsep_version": __version__, "torch_version": torch.__version__}
 
@@ -69,10 +70,10 @@ def _to_onnx(model: nn.Module, run: RunResult, out: Path) -> None:
     write_folder(out, write)
 
 
-FORMATS: dict[str, Callable[[nn.Module, RunResult, Path], None]] = {"safetensors": _to_safetensors, "onnx": _to_onnx}
+FORMATS: dict[str, Callable[[nn.Module, Run, Path], None]] = {"safetensors": _to_safetensors, "onnx": _to_onnx}
 
 
-def _described(run: RunResult) -> dict[str, Any]:
+def _described(run: Run) -> dict[str, Any]:
     told, unknown = run.preprocessing, run.unknown
     channels, height, width = told["shape"]
     preprocessing = {

@@ -1,0 +1,266 @@
+"""A run's folder: its files are read when they are needed, and written by the process that holds its lock."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from maxsep.files import replace_file
+from maxsep.lab.spec import RunSpec
+
+SCHEMA = 1
+WEIGHTS = "weights.safetensors"
+State = Literal["new", "unfinished", "failed", "finished"]
+
+
+class RunError(ValueError):
+    """A run folder that cannot be read; the message names the file."""
+
+
+class Run:
+    """A run folder. Every file is read once, when it is first needed.
+
+    A finished run holds `spec.json`, `metrics.jsonl`, `weights.safetensors` and `result.json`, which is written last;
+    records are often kept without their weights. `detection.json` and `features.json` are there for some runs.
+
+    >>> Run("runs/NAME").state
+    'new'
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the folder, which is that of the spec."""
+        return self.folder.name
+
+    @property
+    def resume(self) -> Path:
+        """The folder of the resume points, until the run is finished."""
+        return self.folder / "resume"
+
+    @property
+    def state(self) -> State:
+        """finished: there is a result; failed: the last attempt ended with an error; unfinished: it can be resumed."""
+        states: dict[str, State] = {"result.json": "finished", "failure.json": "failed", "spec.json": "unfinished"}
+        return next((state for name, state in states.items() if (self.folder / name).is_file()), "new")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the trained weights are there."""
+        return (self.folder / WEIGHTS).is_file()
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The content of `result.json`.
+
+        Raises:
+            FileNotFoundError: There is no finished run in the folder.
+            RunError: The file is damaged, or was written by a newer version.
+        """
+        result = self.read("result.json")
+        if result is None:
+            raise FileNotFoundError(self._missing("finished run", "result.json"))
+        if (schema := result.get("schema", SCHEMA)) != SCHEMA:
+            raise RunError(f"{self.folder / 'result.json'} has schema {schema!r}, not {SCHEMA}.")
+        missing = [key for key in ("spec", "metrics") if not isinstance(result.get(key), dict)]
+        if missing:
+            raise RunError(f"{self.folder / 'result.json'} has no {' and no '.join(missing)}.")
+        return result
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """What was trained, or is being trained."""
+        name = "result.json" if self.state == "finished" else "spec.json"
+        content = self.result["spec"] if self.state == "finished" else self.read(name)
+        if content is None:
+            raise FileNotFoundError(self._missing("run", "spec.json"))
+        try:
+            return RunSpec.from_dict(content)
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self.folder / name}: {error}") from error
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The numbers of the last epoch; accuracies are fractions."""
+        return dict(self.result["metrics"])
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """`shape`, `mean` and `std` of the images and the `classes`, in the order of the logits."""
+        if not isinstance(found := self.result.get("preprocessing"), dict):
+            raise RunError(f"{self.folder / 'result.json'} has no preprocessing.")
+        return found
+
+    @property
+    def unknown(self) -> dict[str, Any] | None:
+        """The thresholds below which an image is unknown; None for a run without calibration data."""
+        return self.result.get("unknown")
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The epochs of `metrics.jsonl`; a last line that a killed process left incomplete is ignored."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+        return [_parse(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
+
+    @cached_property
+    def detection(self) -> dict[str, Any] | None:
+        """The content of `detection.json`, if it is there."""
+        return self.read("detection.json")
+
+    @cached_property
+    def features(self) -> dict[str, Any] | None:
+        """The content of `features.json`, if it is there."""
+        return self.read("features.json")
+
+    def _missing(self, what: str, name: str) -> str:
+        exists = self.folder.is_dir()
+        return f"{self.folder} holds no {what}: there is no {name}." if exists else f"there is no folder {self.folder}."
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Read a JSON file of the folder; None if it is not there."""
+        path = self.folder / name
+        try:
+            return _parse(path.read_bytes(), str(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def weights(self) -> dict[str, Tensor]:
+        """Read the trained weights, on the CPU."""
+        path = self.folder / WEIGHTS
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: this run was kept without its weights. Train it again.")
+        try:
+            return load_file(path)  # type: ignore[no-any-return]
+        except SafetensorError as error:
+            raise RunError(f"{path} is damaged ({error}).") from error
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run against other processes; the operating system releases it when the process dies.
+
+        The lock is reentrant within a thread. Its file lies in `.locks` next to the folder, so that a run that cannot
+        begin leaves no folder.
+
+        Raises:
+            BlockingIOError: Another process holds the run.
+        """
+        folder = self.folder.absolute()
+        path = folder.parent / ".locks" / f"{folder.name[-100:]}.lock"  # a name ends with the digest of its spec
+        is_new = not folder.parent.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, timeout=0, is_singleton=True)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise BlockingIOError(f"another process is training {self.folder}.") from error
+        try:
+            yield
+        finally:
+            if not folder.exists() and lock.lock_counter == 1:
+                with suppress(OSError):  # there are other locks or runs
+                    path.unlink()  # before the release: afterwards the file may be another process's
+                    path.parent.rmdir()
+                    if is_new:
+                        folder.parent.rmdir()
+            lock.release()
+
+    def check_spec(self, spec: RunSpec) -> None:
+        """Raise RunError if the folder holds a run of another spec."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunError(f"{self.folder} is a file, not a run folder.")
+        if (content := self.read("spec.json")) is None:
+            return
+        try:
+            # compared as specs: a field that was added since the run was made has its default
+            found, expected = RunSpec.from_dict(content).to_dict(), spec.to_dict()
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self.folder / 'spec.json'}: {error}") from error
+        if differing := sorted(key for key in expected if found[key] != expected[key]):
+            raise RunError(f"{self.folder} holds another run: its spec.json differs in {', '.join(differing)}.")
+
+    def begin(self, spec: RunSpec) -> None:
+        """Create the folder and write `spec.json`, unless they are there."""
+        self.check_spec(spec)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "spec.json").exists():
+            replace_file(self.folder / "spec.json", _encode(spec.to_dict()))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add an epoch's line to `metrics.jsonl`."""
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+    def rewrite_history(self, rows: list[dict[str, Any]]) -> None:
+        """Write `metrics.jsonl` anew: a killed run has logged epochs beyond its resume point."""
+        replace_file(self.folder / "metrics.jsonl", "".join(map(_line, rows)).encode())
+
+    def finish(self, weights: dict[str, Tensor], rows: list[dict[str, Any]], result: dict[str, Any]) -> None:
+        """Write weights, metrics and, last, the result; then delete the resume points."""
+        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        replace_file(self.folder / WEIGHTS, save(plain))
+        self.rewrite_history(rows)
+        replace_file(self.folder / "result.json", _encode(jsonable(result)))
+        (self.folder / "failure.json").unlink(missing_ok=True)
+        shutil.rmtree(self.resume, ignore_errors=True)
+
+    def record_failure(self, spec: RunSpec, error: Exception) -> None:
+        """Write `failure.json` if the disk allows it; it is deleted when the run is finished."""
+        record = {"schema": SCHEMA, "spec": spec.to_dict(), "error": f"{type(error).__name__}: {error}"}
+        record["traceback"] = "".join(traceback.format_exception(error))
+        with suppress(OSError):  # the error itself must reach the caller
+            replace_file(self.folder / "failure.json", _encode(record))
+
+
+def find_runs(*roots: str | Path) -> list[Run]:
+    """List every run folder below some folders, by path."""
+    names = ("spec.json", "result.json", "failure.json")
+    return [Run(folder) for root in roots for folder in sorted({p.parent for n in names for p in Path(root).rglob(n)})]
+
+
+def jsonable(value: Any) -> Any:
+    """Replace numbers that JSON does not have (infinite, not a number) by None.
+
+    >>> jsonable({"loss": float("nan"), "top1": 0.5})
+    {'loss': None, 'top1': 0.5}
+    """
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse(content: bytes, source: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise RunError(f"{source} is damaged ({error}).") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{source} is no JSON object.")
+    return value
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(jsonable(row)) + "\n"
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
