@@ -310,26 +310,6 @@ def test_every_cell_of_the_papers_network_is_run_and_above_the_papers_best(scrip
     assert f"in all eight long-tailed cells, by {min(gains):.1f} to {max(gains):.1f} points" in text
 
 
-def test_the_speed_page_is_that_of_the_records():
-    script = runpy.run_path(str(ROOT / "docs" / "write_speed.py"))
-    text = (ROOT / "docs" / "speed.md").read_text()
-    assert script["rewritten"](text) == text, "run: python docs/write_speed.py"
-    assert "slope from 100,000 on" in script["growth_figure"]()
-
-
-def test_the_speed_page_takes_the_grid_of_a_record():
-    script = runpy.run_path(str(ROOT / "docs" / "write_speed.py"))
-    shape = {"batch": 2048, "features": 256, "classes": 10_000, "bias": True, "weights": "float32", "graph": True}
-    measured = {"ms": {"maxsep": 1.5, "eager": 2.0, "quack": None}, "peak_mb": {"maxsep": 100.0, "eager": 2000.0}}
-    targets = [{"name": "time", "value": 1.2, "least": None, "most": 1.1, "met": False}]
-    about = {"commit": "abc", "versions": {"torch": "2.11"}}
-    record = {"about": about, "grid": [shape | measured], "results": {}, "targets": targets}
-    script["grid"].__globals__["record"] = lambda name: record
-    assert "| maxsep | eager |\n" in script["grid"]()
-    assert "| 1.50, 100 | 2.00, 2,000 |\n" in script["grid"]()
-    assert "| time | 1.200 | at most 1.1 |\n" in script["misses"]()
-
-
 def test_what_pages_say_each_part_brings_is_in_the_records():
     from maxsep.lab.report.tables import signed
 

@@ -1,0 +1,25 @@
+"""The tables of docs/speed.md are those of the records."""
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_page_equals_the_records():
+    script = runpy.run_path(str(DOCS / "speed_tables.py"))
+    text = (DOCS / "speed.md").read_text()
+    assert script["rewritten"](text) == text, "run: python docs/speed_tables.py"
+    assert script["rewritten"](text.replace("| 10,000 |", "| 20,000 |")) == text
+    assert "slope from 100,000 on" in script["growth_figure"]()
+
+
+def test_a_grid_in_the_record_fills_the_table_of_the_loss(monkeypatch):
+    script = runpy.run_path(str(DOCS / "speed_tables.py"))
+    shape = {"batch": 2048, "features": 256, "classes": 10_000, "bias": True, "weights": "float32", "graph": True}
+    measured = {"ms": {"maxsep": 1.5, "eager": 2.0, "quack": None}, "peak_mb": {"maxsep": 100.0, "eager": 2000.0}}
+    record = {"about": {"commit": "abc", "versions": {"torch": "2.11"}}, "grid": [shape | measured]}
+    monkeypatch.setitem(script["fused"].__globals__, "record", lambda name: record)
+    header, _, row, *_ = script["fused"]().splitlines()
+    assert header == "| batch, features, classes | maxsep | eager |"
+    assert row == "| 2,048, 256, 10,000, bias, float32 weights, CUDA graph | 1.50, 100 | 2.00, 2,000 |"
