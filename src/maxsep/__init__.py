@@ -7,14 +7,4 @@ from maxsep.surgery import attach, fold, grow, load, save
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "MaxSeparation",
-    "MaxSeparationHead",
-    "attach",
-    "fold",
-    "grow",
-    "load",
-    "save",
-    "separate",
-    "simplex",
-]
+__all__ = ["MaxSeparation", "MaxSeparationHead", "attach", "fold", "grow", "load", "save", "separate", "simplex"]

@@ -24,11 +24,6 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
     return int(value)
 
 
-def check_num_classes(num_classes: Any) -> int:
-    """Return a number of classes, at least 2."""
-    return check_count("num_classes", num_classes, least=2)
-
-
 def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
     """Return a finite number for which `is_allowed` holds as a float; `allowed` names the range in the error."""
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
@@ -106,23 +101,30 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
         raise ValueError(f"target must hold {allowed}, got {int(target[position])} at position {position}")
 
 
+def check_samples(name: str, rows: Tensor, labels: Tensor) -> None:
+    """Raise unless rows are (N, D) and labels (N,), of at least one sample."""
+    if rows.ndim != 2 or labels.shape != rows.shape[:1] or not len(labels):
+        shapes = f"{tuple(rows.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"{name} must be (N, D) and labels (N,) with N >= 1, got {shapes}")
+
+
 def check_class_counts(class_counts: Any) -> Tensor:
     """Return the number of training samples of every class, (C,) int64 on the CPU, each at least 1."""
-    counts = _as_vector("class_counts", class_counts)
+    counts = as_vector("class_counts", class_counts)
     if len(counts) < 2:
         raise ValueError(f"class_counts must have an entry for each of at least 2 classes, got {len(counts)}")
-    _require_all("class_counts", counts, counts >= 1, "at least 1")
+    require_all("class_counts", counts, counts >= 1, "at least 1")
     whole = (counts == counts.round()) & (counts <= 2**53)  # larger floats skip numbers
-    _require_all("class_counts", counts, whole, "whole numbers")
+    require_all("class_counts", counts, whole, "whole numbers")
     return counts.to(torch.int64)
 
 
 def check_class_weights(weight: Any, num_classes: int) -> Tensor:
     """Return positive weights, (C,) float64 on the CPU; None gives ones."""
-    weights = _as_vector("weight", [1.0] * num_classes if weight is None else weight)
+    weights = as_vector("weight", [1.0] * num_classes if weight is None else weight)
     if len(weights) != num_classes:
         raise ValueError(f"weight must have an entry for each of the {num_classes} classes, got {len(weights)}")
-    _require_all("weight", weights, (weights > 0) & weights.isfinite(), "positive and finite")
+    require_all("weight", weights, (weights > 0) & weights.isfinite(), "positive and finite")
     return weights
 
 
@@ -136,7 +138,8 @@ def can_look(tensor: Tensor) -> bool:
     )
 
 
-def _as_vector(name: str, values: Any) -> Tensor:
+def as_vector(name: str, values: Any) -> Tensor:
+    """Return one number for every class, (C,) float64 on the CPU."""
     if isinstance(values, Mapping | ValuesView):  # a Counter lists classes in the order in which it met them
         raise TypeError(f"{name} must be numbers in class order, as of torch.bincount, got {_describe(values)}")
     try:
@@ -144,12 +147,13 @@ def _as_vector(name: str, values: Any) -> Tensor:
         vector = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be numbers, one for every class, got {_describe(values)}") from error
-    if vector.dim() != 1:
-        raise ValueError(f"{name} must have one dimension, got shape {tuple(vector.shape)}")
+    if vector.dim() != 1 or not len(vector):
+        raise ValueError(f"{name} must hold one number per class, got shape {tuple(vector.shape)}")
     return vector
 
 
-def _require_all(name: str, values: Tensor, allowed: Tensor, meaning: str) -> None:
+def require_all(name: str, values: Tensor, allowed: Tensor, meaning: str) -> None:
+    """Raise for the first class whose value is not allowed."""
     if not allowed.all():
         position = int((~allowed).nonzero()[0])
         raise ValueError(f"{name} must be {meaning}, got {values[position].item():g} for class {position}")

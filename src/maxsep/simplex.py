@@ -1,18 +1,9 @@
 r"""The matrix: its two coefficient vectors, its dense form, and certificates that need neither.
 
-Legend (the paper's symbols): C classes, k = C - 1 outputs, P the (k, C) matrix whose columns are the class vectors,
-row i = 0..k-1, n = k - i the number of classes to the right of the diagonal.
-
-The paper defines P by recursion,
-
-    P_1 = [1, -1],    P_k = [[1, -1/k 1^T], [0, sqrt(1 - 1/k^2) P_{k-1}]].
-
-Unrolled, row i is multiplied by the product over m = n+1..k of sqrt(1 - 1/m^2), which telescopes, so that
+The columns of P, (k, C) for C classes and k = C - 1 outputs, are the class vectors. With n = k - i classes to the right
+of the diagonal in row i, the paper's recursion unrolls (docs/theory.md) to
 
     P[i, i] = s_i = sqrt(C/k) sqrt(n / (n+1)),    P[i, j] = -r_i = -s_i / n for j > i,    0 for j < i.
-
-P is sqrt(C/k) times a Helmert matrix with its rows and columns reversed; softmax(P^T x) is an inverse isometric
-log-ratio transform (Egozcue et al. 2003), and Stan's sum-to-zero vector is the same map.
 """
 
 from __future__ import annotations
@@ -22,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maxsep.checks import check_num_classes
+from maxsep.checks import check_count
 
 
 def coefficients(
@@ -36,10 +27,6 @@ def coefficients(
 
     Both are computed in float64 from integers and rounded once: float32 cannot count beyond 2^24, and n (n+1)
     leaves int32 at n = 46,341. With `rows`, only those of rows start to stop - 1 are made.
-
-    >>> s, r = coefficients(3)
-    >>> s.tolist(), r.tolist()
-    ([1.0, 0.8660254037844386], [0.5, 0.8660254037844386])
     """
     k = num_classes - 1
     start, stop = rows or (0, k)
@@ -61,7 +48,7 @@ def simplex(
     tensor([[ 1.0000, -0.5000, -0.5000],
             [ 0.0000,  0.8660, -0.8660]])
     """
-    num_classes = check_num_classes(num_classes)
+    num_classes = check_count("num_classes", num_classes, least=2)
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a real floating-point type, got {dtype}")
     try:
@@ -93,11 +80,8 @@ def certify(num_classes: int) -> Certificate:
 
     norm_j^2 = s_j^2 + sum_{i<j} r_i^2 = 1;  <p_i, p_j> = sum_{m<i} r_m^2 - s_i r_i = -1/k for every j > i;
     row sum = s_i - n r_i = 0.
-
-    >>> certify(1000).norm < 1e-14
-    True
     """
-    num_classes = check_num_classes(num_classes)
+    num_classes = check_count("num_classes", num_classes, least=2)
     k = num_classes - 1
     s, r = coefficients(num_classes)
     below = torch.cat([r.new_zeros(1), (r * r).cumsum(0)])  # sum over m < j, for j = 0..k

@@ -56,6 +56,13 @@ def alone(tmp_path):
     distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("call", [lambda head, x: head.loss(x, torch.arange(BATCH)), lambda head, x: head(x).sum()])
+def test_second_derivatives_are_refused(alone, call):
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+    with pytest.raises(RuntimeError, match="first derivatives"):
+        torch.autograd.grad(call(ClassParallelHead(WIDTH, 11), x), x, create_graph=True)
+
+
 def test_values_and_gradients_are_those_of_one_process(ranks):
     for result in ranks:
         for name, distances in result["distances"].items():

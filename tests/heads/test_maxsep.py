@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -38,11 +39,12 @@ def test_formula(x, order, bias):
 
 
 @pytest.mark.parametrize(
-    "order", [[0, 1, 2, 3], [0, 1, 2, 3, 3], [1, 2, 3, 4, 5], [0.0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]], [False] * 5]
+    "order",
+    [[0, 1, 2, 3], [0, 1, 2, 3, 3], [1, 2, 3, 4, 5], [0.0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]], [False] * 5, "abc", 3, {}],
 )
 def test_what_is_no_permutation_is_refused(order):
     for build in (lambda: MaxSeparationHead(12, 5, class_order=order), lambda: MaxSeparation(5, class_order=order)):
-        with pytest.raises(ValueError, match="class_order"):
+        with pytest.raises(ValueError, match=f"class_order.*{re.escape(repr(order))}"):
             build()
 
 

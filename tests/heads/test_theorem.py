@@ -53,6 +53,21 @@ def test_the_control_takes_the_path_of_the_matrix(num_classes, radius, loss):
     assert apart(*control_and_matrix(num_classes, radius), loss=loss, options=options) <= 1e-12
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_control_and_matrix_start_from_the_same_layer(bias):
+    torch.manual_seed(1)
+    linear, x = nn.Linear(WIDTH, 10, bias, dtype=torch.float64), torch.randn(5, WIDTH, dtype=torch.float64)
+    linear.weight.requires_grad_(False)
+    both = [kind.from_linear(linear.eval(), 0.3) for kind in (heads.ControlHead, MaxSeparationHead)]
+    for head in both:
+        torch.testing.assert_close(head(x).softmax(-1), linear(x).softmax(-1), atol=1e-14, rtol=0)
+        trained = {name for name, parameter in head.named_parameters() if parameter.requires_grad}
+        assert (trained, head.training) == ({"bias"} if bias else set(), False)
+    torch.testing.assert_close(both[0](x), both[1](x), atol=1e-14, rtol=0)
+    with pytest.raises(TypeError, match="linear"):
+        heads.ControlHead.from_linear(both[1])
+
+
 def test_neither_scaled_nor_adam_does():
     control, matrix = control_and_matrix(10, 1.0)
     scaled = heads.ScaledHead(WIDTH, 10, dtype=torch.float64)

@@ -205,12 +205,17 @@ def test_kernels_take_labels_offsets_and_gradients_however_they_lie(algorithm):
 
 @pytest.mark.parametrize(
     ("batch", "features", "classes", "algorithm"),
-    [(128, 256, 1_000, "samples"), (1024, 128, 50_000, "samples"), (1024, 128, 1_000_000, "classes"),
-     (4, 128, 1_000_000, "samples")],
+    [(128, 256, 1_000, "logits"), (1024, 128, 50_000, "samples"), (1024, 128, 1_000_000, "classes"),
+     (4, 128, 1_000_000, "logits"), (0, 128, 1_000, "logits")],
 )  # fmt: skip
 def test_choice_on_a_cpu(batch, features, classes, algorithm):
     weight = torch.empty(classes, 1).expand(classes, features)
-    assert choose_algorithm(torch.empty(batch, features), weight) == algorithm
+    x = torch.empty(batch, features)
+    assert choose_algorithm(x, weight) == algorithm
+    assert choose_algorithm(x, weight, "classes") == ("classes" if batch else "logits")
+    assert torch.func.vmap(lambda x: x * (choose_algorithm(x, weight, "classes") == "logits"))(
+        torch.ones(1, 2, 3)
+    ).all()
 
 
 @pytest.mark.parametrize(

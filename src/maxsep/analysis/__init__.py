@@ -3,10 +3,4 @@
 from maxsep.analysis.accuracy import accuracy_by_shot, expected_calibration_error, shot_groups
 from maxsep.analysis.geometry import angular_fisher_score, neural_collapse
 
-__all__ = [
-    "accuracy_by_shot",
-    "angular_fisher_score",
-    "expected_calibration_error",
-    "neural_collapse",
-    "shot_groups",
-]
+__all__ = ["accuracy_by_shot", "angular_fisher_score", "expected_calibration_error", "neural_collapse", "shot_groups"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from maxsep.checks import check_count
+from maxsep.checks import as_vector, check_count, check_samples, require_all
 
 
 def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
@@ -23,9 +22,7 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     0.4
     """
     check_count("bins", bins)
-    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or not len(labels):
-        shapes = f"{tuple(probabilities.shape)} and {tuple(labels.shape)}"
-        raise ValueError(f"probabilities must be (N, C) and labels (N,) with N >= 1, got {shapes}")
+    check_samples("probabilities", probabilities, labels)
     low, high = float(probabilities.min()), float(probabilities.max())
     if not (low >= 0 and high <= 1 + 1e-4):
         raise ValueError(f"probabilities must lie in [0, 1], got {low:g} to {high:g}; pass logits.softmax(-1)")
@@ -50,9 +47,9 @@ def shot_groups(class_counts: Sequence[int] | Tensor, *, many: int = 100, few: i
     check_count("few", few)
     if few > many + 1:
         raise ValueError(f"few must be at most many + 1, got few={few} and many={many}")
-    counts = _per_class("class_counts", class_counts)
-    if not ((counts >= 0) & (counts == counts.floor()) & counts.isfinite()).all():
-        raise ValueError(f"class_counts must be integers >= 0, got {counts.tolist()}")
+    counts = as_vector("class_counts", class_counts)
+    is_whole = (counts >= 0) & (counts == counts.floor()) & counts.isfinite()
+    require_all("class_counts", counts, is_whole, "integers >= 0")
     masks = {"many": counts > many, "medium": (counts >= few) & (counts <= many), "few": counts < few}
     return {name: mask.nonzero()[:, 0].tolist() for name, mask in masks.items()}
 
@@ -78,11 +75,10 @@ def accuracy_by_shot(
     total = sum(map(len, groups.values()))
     if labels is not None:
         accuracies = _class_accuracies(torch.as_tensor(accuracies), labels, total)
-    values = _per_class("accuracies", accuracies)
+    values = as_vector("accuracies", accuracies)
     if len(values) != total:
         raise ValueError(f"accuracies must have one entry per class count, got {len(values)} for {total}")
-    if ((values < 0) | (values > 1)).any():
-        raise ValueError(f"accuracies must be fractions in [0, 1], got {values.tolist()}")
+    require_all("accuracies", values, ~((values < 0) | (values > 1)), "fractions in [0, 1]")
     return {name: _mean(values[group]) for name, group in {**groups, "all": list(range(total))}.items()}
 
 
@@ -102,10 +98,3 @@ def _class_accuracies(predictions: Tensor, labels: Tensor, num_classes: int) -> 
 def _mean(values: Tensor) -> float | None:
     values = values[~values.isnan()]
     return float(values.mean()) if len(values) else None
-
-
-def _per_class(name: str, values: Any) -> Tensor:
-    tensor = values.detach() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
-    if tensor.ndim != 1 or not len(tensor):
-        raise ValueError(f"{name} must hold one number per class, got shape {tuple(tensor.shape)}")
-    return tensor.double()

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maxsep.checks import check_floating
+from maxsep.checks import check_floating, check_samples
 
 
 def angular_fisher_score(features: Tensor, labels: Tensor, eps: float = 1e-12) -> float:
@@ -33,7 +33,7 @@ def angular_fisher_score(features: Tensor, labels: Tensor, eps: float = 1e-12) -
     >>> round(angular_fisher_score(x, torch.tensor([0, 0, 1, 1])), 4)
     0.0169
     """
-    _check_shapes(features, labels)
+    check_samples("features", features, labels)
     x = features.double()
     _, index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     means = x.new_zeros(len(counts), x.shape[1]).index_add_(0, index, x) / counts[:, None]
@@ -93,8 +93,7 @@ class _ClassMeans(NamedTuple):
 
 
 def _class_means(features: Tensor, labels: Tensor) -> _ClassMeans:
-    check_floating(features, "features")
-    _check_shapes(features, labels)
+    check_samples("features", check_floating(features, "features"), labels)
     if not features.isfinite().all():
         raise ValueError("features must be finite, got NaN or infinite values")
     x = features.detach().double()
@@ -115,12 +114,6 @@ def _within_over_between(stats: _ClassMeans) -> float:
     kept = values > max(stats.means.shape) * torch.finfo(values.dtype).eps * scale
     spread = (stats.centred - stats.means[stats.rows]) @ vectors[kept].T
     return float((spread.square().mean(0) / values[kept].square()).sum())
-
-
-def _check_shapes(features: Tensor, labels: Tensor) -> None:
-    if features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
-        shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
-        raise ValueError(f"features must be (N, D) and labels (N,) with N >= 1, got {shapes}")
 
 
 def _check_classifier(weight: Tensor, bias: Tensor | None, stats: _ClassMeans) -> tuple[Tensor, Tensor]:

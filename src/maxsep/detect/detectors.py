@@ -19,11 +19,8 @@ class Detector(ABC):
     """Score the inputs of a model; subclasses define `score_batch`, and `fit` if they learn.
 
     The model runs in evaluation mode, on its device, without gradients for its parameters; afterwards every module
-    has its previous mode. Data is streamed and only scores are kept. The model may be a plain function, whose mode
-    and device are then up to the caller.
-
-    Args:
-        model: Maps inputs (B, ...) to logits (B, C), or to what the subclass needs.
+    has its previous mode. Data is streamed and only scores are kept. The model maps inputs (B, ...) to logits (B, C);
+    it may be a plain function, whose mode and device are then up to the caller.
 
     >>> class Norm(Detector):
     ...     def score_batch(self, x):

@@ -82,11 +82,8 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["id"
     Two conventions change AUPR and FPR95, so both are explicit: which samples are positive, and whether the
     threshold has the recall closest to 0.95 (`fpr95`) or the first recall >= 0.95 (`fpr95_at_least`).
 
-    Args:
-        id_scores: (N,) scores of in-distribution samples, gathered over all batches.
-        ood_scores: (M,) scores of out-of-distribution samples.
-        positive: "id": FPR95 is the fraction of OOD samples accepted while 95 % of the ID samples are. "ood": the
-            fraction of ID samples rejected while 95 % of the OOD samples are.
+    With positive="id", FPR95 is the fraction of the OOD samples (M,) accepted while 95 % of the ID samples (N,) are;
+    with "ood", the fraction of ID samples rejected while 95 % of the OOD samples are.
 
     >>> known, unknown = torch.tensor([3.0, 2.0]), torch.tensor([2.5, 1.0, 0.5, 0.0])
     >>> ood_metrics(known, unknown)["fpr95"], ood_metrics(known, unknown, positive="ood")["fpr95"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from maxsep.checks import check_count
-from maxsep.heads.base import LayerHead, default_init, linear_from, refuse_two_classes, unit_norm_then_linear
+from maxsep.heads.base import LayerHead, default_init, linear_from, unit_norm_then_linear
 from maxsep.heads.etf import orthonormal_rows
 from maxsep.heads.registry import register
 from maxsep.ops import separate
@@ -38,24 +38,21 @@ class HPNHead(LayerHead):
         iterations: int = 10_000,
         **options: Any,
     ) -> None:
+        check_count("num_classes", num_classes, least=3 if normalise else 2)
         super().__init__(in_features, num_classes, radius, **options)
-        if normalise:
-            refuse_two_classes(self)
         self.normalise = normalise
         self.iterations = check_count("iterations", iterations)
-        self.register_buffer("prototypes", self.weight.new_empty(self.num_classes, self.num_classes - 1))
-        self._place_prototypes()
+        self.register_buffer("prototypes", self._start())
 
     def reset_parameters(self) -> None:
         """Draw a new layer; the prototypes are always the same."""
         super().reset_parameters()
         if hasattr(self, "prototypes"):
-            self._place_prototypes()
+            self.prototypes.copy_(self._start())
 
-    @torch.no_grad()
-    def _place_prototypes(self) -> None:
-        if not self.prototypes.is_meta:
-            self.prototypes.copy_(optimise_prototypes(self.num_classes, self.num_classes - 1, self.iterations))
+    def _start(self) -> Tensor:
+        prototypes = optimise_prototypes(self.num_classes, self.num_classes - 1, self.iterations)
+        return prototypes.to(self.weight.detach(), copy=True)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the C-1 numbers that are compared with the prototypes."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_floating, check_last_dimension, check_num_classes, check_radius
-from maxsep.ops import separate
+from maxsep.checks import check_count, check_floating, check_last_dimension, check_radius
+from maxsep.ops import separate, widened
 
 torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
 
@@ -22,9 +23,12 @@ class FixedRadius(nn.Module):
     Both are plain values, not buffers: `.half()` cannot round them and DDP does not broadcast them.
     """
 
+    min_classes: ClassVar[int] = 2
+    """3 where C-1 outputs are normalised: a single one becomes a sign, which has no gradient."""
+
     def __init__(self, num_classes: int, radius: float) -> None:
         super().__init__()
-        self.num_classes = check_num_classes(num_classes)
+        self.num_classes = check_count("num_classes", num_classes, least=self.min_classes)
         self.radius = check_radius(radius)
 
     def get_extra_state(self) -> Tensor:
@@ -121,6 +125,28 @@ class LayerHead(Head):
         """Draw new parameters as nn.Linear does."""
         default_init(self.weight, self.bias)
 
+    @classmethod
+    def like(cls, layer: Any, num_classes: int, radius: float, **options: Any) -> Self:
+        """Build a new head with the width, bias, device, dtype and train mode of another layer or head."""
+        options |= {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        return cls(layer.in_features, num_classes, radius, layer.bias is not None, **options).train(layer.training)
+
+    @classmethod
+    @torch.no_grad()
+    def _from_linear(
+        cls, linear: nn.Linear, radius: float, convert: Callable[[Self, Tensor], Tensor], **options: Any
+    ) -> Self:
+        """Build a head like an nn.Linear; `convert` maps the layer's centred rows, (C, ...), to the head's."""
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
+        head = cls.like(linear, linear.out_features, radius, **options)
+        for name, trained in head.named_parameters():
+            plain = linear.get_parameter(name)
+            rows = widened(plain)
+            # P ignores a common shift, but a large one would cost the differences their last digits
+            trained.copy_(convert(head, rows - rows.mean(0))).requires_grad_(plain.requires_grad)
+        return head
+
     def layer(self, x: Tensor) -> Tensor:
         """Return weight x + bias."""
         return F.linear(self._checked(x), self.weight, self.bias)
@@ -157,9 +183,3 @@ def default_init(weight: Tensor, bias: Tensor | None, generator: torch.Generator
     nn.init.uniform_(weight, -bound, bound, generator)
     if bias is not None:
         nn.init.uniform_(bias, -bound, bound, generator)
-
-
-def refuse_two_classes(head: Head) -> None:
-    """Raise for two classes where C-1 outputs are normalised: a single one becomes a sign, which has no gradient."""
-    if head.num_classes == 2:
-        raise ValueError(f"num_classes must be at least 3 for {type(head).__name__}, got 2")

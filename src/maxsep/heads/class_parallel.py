@@ -12,11 +12,10 @@ sum of the logits' gradients over all later classes, which follows from these pr
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from maxsep.checks import (
@@ -34,6 +33,7 @@ from maxsep.checks import (
 from maxsep.heads.base import FixedRadius, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops import widened
+from maxsep.ops.tracing import refuse_second_derivatives
 from maxsep.simplex import coefficients
 
 Group = Any  # a process group of torch.distributed, or None for the default one
@@ -52,11 +52,10 @@ class ClassParallelHead(FixedRadius):
     Args:
         in_features, num_classes, radius, bias, device, dtype: As of `MaxSeparationHead`; ranks may own no class.
         group: The ranks that share the classes; the default group if None.
-        data_parallel: Whether each rank passes its part of the batch, of the same size everywhere, instead of the same
-            x and target. `mean` and `sum` run over the samples of all ranks, everything else is returned for the rank's
-            samples, and the gradient of x is scaled for a network inside DDP, which takes the mean over ranks.
-        validate: Whether ranks compare the sizes of their batches in every call, which makes the host wait, instead of
-            in the first one only.
+        data_parallel: Whether each rank passes its part of the batch, of equal size, instead of the same x and target.
+            `mean` and `sum` run over the samples of all ranks, everything else is returned for the rank's samples, and
+            the gradient of x is scaled for a network inside DDP, which takes the mean over ranks.
+        validate: Whether ranks compare their batch sizes in every call, instead of in the first; the host then waits.
 
     Pitfall: keep the head out of DDP, and clip its gradients apart from the network's: the norm of DTensors runs over
     all ranks. After the first call, batches of different sizes end the process (gloo) or hang (NCCL) unless `validate`
@@ -183,11 +182,10 @@ class ClassParallelHead(FixedRadius):
     @torch.no_grad()
     def to_head(self) -> MaxSeparationHead:
         """Return the head of a single process with all rows, on every rank; all ranks must call it."""
-        like = {"device": _local(self.weight).device, "dtype": self.weight.dtype}
-        head = MaxSeparationHead(self.in_features, self.num_classes, self.radius, self.bias is not None, **like)
+        head = MaxSeparationHead.like(self, self.num_classes, self.radius)
         for name, parameter in self.named_parameters():
             head.get_parameter(name).copy_(parameter.full_tensor())  # type: ignore[attr-defined]  # a DTensor
-        return head.train(self.training)
+        return head
 
     def extra_repr(self) -> str:
         """Return the sizes, the radius and the rank."""
@@ -238,35 +236,19 @@ class ClassParallelHead(FixedRadius):
         return result
 
 
-class _Shard(NamedTuple):
+class _Shard:
     """The rows and classes of one rank: rows as DTensor's Shard(0) cuts them; the last rank has the last class too."""
 
-    num_classes: int
-    rank: int
-    ranks: int
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        return self.start, min(self.start + self._size, self.num_classes - 1)
-
-    @property
-    def start(self) -> int:
-        return min(self.rank * self._size, self.num_classes - 1)
-
-    @property
-    def stop(self) -> int:
-        return self.num_classes if self.rank == self.ranks - 1 else self.rows[1]
-
-    @property
-    def columns(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def _size(self) -> int:
-        return -(-(self.num_classes - 1) // self.ranks)  # rounded up
+    def __init__(self, num_classes: int, rank: int, ranks: int) -> None:
+        self.num_classes, self.rank, self.ranks = num_classes, rank, ranks
+        self.size = -(-(num_classes - 1) // ranks)  # rounded up
+        self.start = min(rank * self.size, num_classes - 1)
+        self.rows = self.start, min(self.start + self.size, num_classes - 1)
+        self.stop = num_classes if rank == ranks - 1 else self.rows[1]
+        self.columns = self.stop - self.start
 
     def rank_of(self, target: Tensor) -> Tensor:
-        return torch.where(target == self.num_classes - 1, self.ranks - 1, target // self._size)
+        return torch.where(target == self.num_classes - 1, self.ranks - 1, target // self.size)
 
     def factors(self, weight: Tensor) -> Tensor:
         """Return v such that local logits times v, summed over ranks, are all logits times weight (C,)."""
@@ -296,8 +278,8 @@ class _LogSumExp(torch.autograd.Function):
         return lse, chosen, None if factors is None else gathered[:, 3].sum(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor, grad_sum: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("MaxSeparationHead")
         local, target, factors, shift, later = ctx.saved_tensors
         shard = ctx.shard
         grad = (local + shift[:, None]).exp_().mul_(grad_lse[:, None])
@@ -316,7 +298,7 @@ class _AllLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, shard: _Shard, group: Group) -> Tensor:
         ctx.shard = shard
-        shards = [shard._replace(rank=rank) for rank in range(shard.ranks)]
+        shards = [_Shard(shard.num_classes, rank, shard.ranks) for rank in range(shard.ranks)]
         message = local.new_zeros(len(local), max(part.columns for part in shards) + 1)  # of equal shape on all ranks
         message[:, 0], message[:, 1 : shard.columns + 1] = local[:, -1], local[:, : shard.columns]
         gathered = _gathered(message, group)
@@ -324,8 +306,8 @@ class _AllLogits(torch.autograd.Function):
         return torch.cat([logits[part.rank, :, : part.columns] for part in shards], dim=1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("MaxSeparationHead")
         start, stop = ctx.shard.rows
         return torch.cat([gradient[:, start:stop], gradient[:, stop:].sum(1, keepdim=True)], 1), None, None
 

@@ -77,6 +77,18 @@ class ControlHead(_LinearHead):
         for parameter in self.parameters():
             parameter.sub_(parameter.mean(0))
 
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, radius: float = 1.0) -> ControlHead:
+        """Convert a trained nn.Linear without changing a probability: the rows minus their mean, over the scale.
+
+        `MaxSeparationHead.from_linear` of the same layer has the same logits, and the same ones in training by SGD.
+
+        >>> linear, x = nn.Linear(8, 5), torch.randn(3, 8)
+        >>> torch.allclose(ControlHead.from_linear(linear)(x).softmax(-1), linear(x).softmax(-1), atol=1e-6)
+        True
+        """
+        return cls._from_linear(linear, radius, lambda head, centred: centred / head.scale)
+
 
 class LogitScaledHead(Head):
     """Learnable weight scaling (Kang et al. 2020): logits_j = scale_j * head(x)_j, with scale started at 1.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.heads.base import LayerHead, linear_from, refuse_two_classes, unit_norm_then_linear
+from maxsep.heads.base import LayerHead, linear_from, unit_norm_then_linear
 from maxsep.heads.registry import register
 from maxsep.ops import separate
 from maxsep.simplex import simplex
@@ -44,8 +44,6 @@ class _CosineLayer(LayerHead):
 @register("cosine")
 class CosineHead(_CosineLayer):
     """The head of LDAM (Cao et al. 2019), a plain classifier by direction: logits_j = radius * cos(x, weight_j).
-
-    Takes sizes, radius, device and dtype as `MaxSeparationHead` does, and no bias.
 
     Pitfall: at radius 1 the logits lie in [-1, 1], too close together for cross-entropy. Use it with `LDAMLoss`, which
     has a scale itself.
@@ -95,9 +93,7 @@ class MaxSeparationCosineHead(LayerHead):
     Under SGD it follows `centred_cosine` from the same composed start, with steps C/(C-1) times as long.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        refuse_two_classes(self)
+    min_classes = 3
 
     def features(self, x: Tensor) -> Tensor:
         """Return the direction that is compared with the columns, (..., C-1), of length 1."""
@@ -120,10 +116,7 @@ class CentredCosineHead(LayerHead):
     """
 
     has_matrix = False
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        refuse_two_classes(self)
+    min_classes = 3
 
     def features(self, x: Tensor) -> Tensor:
         """Return the centred logits at length 1, (..., C)."""

@@ -83,7 +83,7 @@ class ETFHead(Head):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         if self.directions is not None and not self.directions.is_meta:
-            self.directions.copy_(self._directions())
+            self.directions.copy_(orthonormal_rows(self.width, self.in_features, self.rotation or 0))
 
     def features(self, x: Tensor) -> Tensor:
         """Return the coordinates that the simplex is applied to, (..., num_classes + reserved - 1)."""
@@ -113,9 +113,6 @@ class ETFHead(Head):
         """Return an nn.Linear, behind a normalisation layer if the head normalises."""
         return (unit_norm_then_linear if self.normalise else linear_from)(*self.linear_form())
 
-    def _directions(self) -> Tensor:
-        return orthonormal_rows(self.width, self.in_features, self.rotation or 0)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's is not annotated
         self._like = fn(self._like)
@@ -124,7 +121,8 @@ class ETFHead(Head):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         saved, own = state_dict.get(prefix + "directions"), self.directions
         if saved is not None and own is not None and saved.shape == own.shape and not saved.is_meta:
-            expected = self._directions()  # those of the module may be empty yet
+            # those of the module may be empty yet
+            expected = orthonormal_rows(self.width, self.in_features, self.rotation or 0)
             # unit rows: their products with themselves sum to their number, with others to about zero
             if (saved.detach().cpu().double() * expected).sum() < 0.9 * len(expected):
                 raise ValueError(f"'{prefix}directions' of the state dict are not those of rotation={self.rotation}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from maxsep.checks import check_last_dimension
 from maxsep.heads.base import FixedRadius, LayerHead
 from maxsep.heads.registry import register
-from maxsep.ops import adjoint, separate, separate_linear, widened
+from maxsep.ops import adjoint, separate, separate_linear
 from maxsep.simplex import simplex
 
 # a symbolic trace keeps the product as one call
@@ -55,7 +56,8 @@ class _Ordered(FixedRadius):
         saved = state_dict.get(prefix + "class_order")
         is_saved = any(prefix + name in state_dict for name in ("_extra_state", "weight", "class_order"))
         if is_saved and not _equal_orders(saved, self._order):
-            raise ValueError(f"'{prefix}class_order' of the state dict is not the class_order of this module")
+            orders = f"is {describe_order(saved)}, the module's is {describe_order(self._order)}"
+            raise ValueError(f"'{prefix}class_order' of the state dict {orders}")
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if self.class_order is not None:  # with assign=True it may have left the device of class_columns
             self._place_class_order(self.class_order.device)
@@ -64,9 +66,7 @@ class _Ordered(FixedRadius):
 class MaxSeparation(_Ordered):
     """The fixed matrix as a layer: x (..., C-1) to logits (..., C), with nothing to train.
 
-    logits = radius * P^T x. Without `class_order` it has no buffers either.
-
-    Takes `num_classes`, `radius` and `class_order` as `MaxSeparationHead` does.
+    logits = radius * P^T x. Without `class_order`, see `MaxSeparationHead`, it has no buffers either.
 
     Pitfall: it takes C-1 inputs. `MaxSeparationHead` includes the layer that makes them.
 
@@ -139,7 +139,6 @@ class MaxSeparationHead(LayerHead, _Ordered):
         return weight, None if self.bias is None else self._in_class_order(separate(self.bias, self.radius))
 
     @classmethod
-    @torch.no_grad()
     def from_linear(
         cls, linear: nn.Linear, radius: float = 1.0, *, class_order: ClassOrder = None
     ) -> MaxSeparationHead:
@@ -153,21 +152,12 @@ class MaxSeparationHead(LayerHead, _Ordered):
         >>> torch.allclose(head(x).softmax(-1), linear(x).softmax(-1), atol=1e-6)
         True
         """
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(f"linear must be an nn.Linear, got {type(linear).__name__}")
-        like = {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        has_bias = linear.bias is not None
-        head = cls(linear.in_features, linear.out_features, radius, has_bias, class_order=class_order, **like)  # type: ignore[arg-type]
-        head.train(linear.training)
-        for name, trained in head.named_parameters():
-            plain = linear.get_parameter(name)
-            rows = plain if head.class_order is None else plain[head.class_order]
-            wide = widened(rows.movedim(0, -1))
-            # P ignores a common shift, but a large one would cost the differences their last digits
-            centred = wide - wide.mean(-1, keepdim=True)
-            trained.copy_(adjoint(centred, (head.num_classes - 1) / head.num_classes / head.radius).movedim(-1, 0))
-            trained.requires_grad_(plain.requires_grad)
-        return head
+
+        def convert(head: MaxSeparationHead, centred: Tensor) -> Tensor:
+            rows = centred if head.class_order is None else centred[head.class_order]
+            return adjoint(rows.movedim(0, -1), (head.num_classes - 1) / head.num_classes / head.radius).movedim(-1, 0)
+
+        return cls._from_linear(linear, radius, convert, class_order=class_order)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         weight = state_dict.get(prefix + "weight")
@@ -178,12 +168,22 @@ class MaxSeparationHead(LayerHead, _Ordered):
 
 
 def _check_class_order(class_order: Sequence[int] | Tensor, num_classes: int) -> Tensor:
-    order = torch.as_tensor(class_order, device="cpu").detach()
+    try:
+        order = torch.as_tensor(class_order, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        order = torch.empty(0, device="cpu")
     identity = torch.arange(num_classes, device="cpu")
     is_integer = not order.is_floating_point() and order.dtype != torch.bool
     if not is_integer or order.shape != identity.shape or not torch.equal(order.long().sort().values, identity):
-        raise ValueError(f"class_order must be a permutation of 0 to {num_classes - 1}, got {class_order!r:.80}")
+        value = describe_order(class_order)
+        raise ValueError(f"class_order must be a permutation of 0 to {num_classes - 1}, got {value}")
     return order.long().clone()
+
+
+def describe_order(class_order: Any) -> str:
+    """Return a class order in one short line."""
+    values = class_order.tolist() if isinstance(class_order, Tensor) else class_order
+    return textwrap.shorten(repr(values), 80)
 
 
 def _equal_orders(saved: Tensor | None, current: Tensor | None) -> bool:

@@ -13,14 +13,7 @@ HeadType = TypeVar("HeadType", bound=type[Head])
 
 
 def register(name: str) -> Callable[[HeadType], HeadType]:
-    """Register a head class under a name, as a decorator.
-
-    >>> @register("example")
-    ... class Example(Head):
-    ...     '''A head of your own.'''
-    >>> "example" in names(), _heads.pop("example").__name__
-    (True, 'Example')
-    """
+    """Register a head class under a name, as a decorator: `@register("mine")`."""
 
     def keep(head: HeadType) -> HeadType:
         if name in _heads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +14,15 @@ from maxsep.checks import (
     check_floating,
     check_index_type,
     check_labels,
+    check_last_dimension,
     check_number,
     check_per_class,
     check_reduction,
     check_smoothing,
 )
 from maxsep.heads import ControlHead, MaxSeparationHead, PlainHead, ScaledHead
-from maxsep.ops.linear_cross_entropy import (
-    Algorithm,
-    Factors,
-    Layer,
-    choose_algorithm,
-    index_among,
-    layer_logsumexp,
-    weighted_sum_of_losses,
-)
+from maxsep.ops.linear_cross_entropy import Algorithm, Impl, choose_algorithm, layer_logsumexp, weighted_sum_of_losses
+from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer, index_among
 from maxsep.ops.separate import (
     adjoint,
     is_autocasting,
@@ -38,13 +32,8 @@ from maxsep.ops.separate import (
     widened,
     without_autocast,
 )
-from maxsep.ops.tracing import is_transformed
 
-__all__ = ["fused_cross_entropy", "linear_logsumexp"]
-
-Impl = Literal["auto", "classes", "samples", "logits"]
-HELD_ON_A_CPU = 64 << 20
-"""Bytes of logits up to which a CPU holds them."""
+IMPLS = ("auto", "classes", "samples", "logits")
 
 
 def fused_cross_entropy(
@@ -88,8 +77,8 @@ def fused_cross_entropy(
     >>> torch.allclose(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
     True
     """
-    if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if impl not in IMPLS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLS)}, got {impl!r}")
     reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
     z_loss = check_number("z_loss", z_loss, "a number of at least 0", lambda value: value >= 0)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
@@ -98,10 +87,11 @@ def fused_cross_entropy(
     options = _Options(
         _class_weights(samples, weight), _sample_weights(x, target, sample_weight), reduction, smoothing, z_loss
     )
-    impl = samples.choose(impl)
-    if impl != "logits" and reduction != "none" and not options.trains_sample_weight:
-        return _summed(samples, options, impl)  # type: ignore[arg-type]
-    losses = _losses(samples, options, impl)
+    algorithm = choose_algorithm(*samples.layer[:2], impl)
+    is_weight_trained = sample_weight is not None and sample_weight.requires_grad and torch.is_grad_enabled()
+    if algorithm != "logits" and reduction != "none" and not is_weight_trained:
+        return _summed(samples, options, algorithm)
+    losses = _losses(samples, options, algorithm)
     if reduction == "none":
         return losses.reshape(target.shape)
     return losses.sum() / _weights(samples, options)[1].sum() if reduction == "mean" else losses.sum()
@@ -123,7 +113,7 @@ def linear_logsumexp(
     True
     """
     samples = _flat_samples(head, x, target, adjustment, IGNORED)
-    lse, logit = _logsumexp(samples, samples.choose("auto"))
+    lse, logit = _logsumexp(samples, choose_algorithm(*samples.layer[:2]))
     return lse.reshape(target.shape), logit.reshape(target.shape)
 
 
@@ -145,16 +135,6 @@ class _Samples(NamedTuple):
             return self.layer
         return self.layer._replace(weight=separate_to(weight.T, self.radius, x.dtype).T)
 
-    def choose(self, impl: Impl) -> Impl:
-        """Return the implementation to use."""
-        x, weight = self.layer.x, self.layer.weight
-        if is_transformed() or torch.compiler.is_exporting() or not len(x):
-            return "logits"
-        if impl != "auto":
-            return impl
-        few = not x.is_cuda and len(x) * len(weight) * x.element_size() <= HELD_ON_A_CPU
-        return "logits" if few else choose_algorithm(x, weight)
-
 
 class _Options(NamedTuple):
     """Class weights by column, (C,), and sample weights, (B,), in the precision of sums, and the numbers."""
@@ -164,11 +144,6 @@ class _Options(NamedTuple):
     reduction: Reduction
     smoothing: float
     z_loss: float
-
-    @property
-    def trains_sample_weight(self) -> bool:
-        """Whether the gradient of a sample's loss needs more than the layer's gradients."""
-        return self.sample_weight is not None and self.sample_weight.requires_grad and torch.is_grad_enabled()
 
 
 def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Samples:
@@ -215,10 +190,10 @@ def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, f
     )
 
 
-def _losses(samples: _Samples, options: _Options, impl: Impl) -> Tensor:
+def _losses(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tensor:
     """Return the loss of every sample, (B,): 0 where it does not count, NaN where its label is no class."""
     layer, (weight, sample_weight, _, smoothing, z_loss) = samples.layer, options
-    lse, logit = _logsumexp(samples, impl)
+    lse, logit = _logsumexp(samples, algorithm)
     value = lse - logit
     if weight is not None:
         value = value * _of_target(weight, layer)
@@ -280,10 +255,10 @@ def _mean_logit(samples: _Samples, weight: Tensor | None) -> Tensor:
     return mean / num_classes
 
 
-def _logsumexp(samples: _Samples, impl: Impl) -> tuple[Tensor, Tensor]:
+def _logsumexp(samples: _Samples, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     """Return log-sum-exp and target logit of every sample, (B,) each."""
-    if impl != "logits":
-        return layer_logsumexp(samples.folded(), impl)  # type: ignore[arg-type]
+    if algorithm != "logits":
+        return layer_logsumexp(samples.folded(), algorithm)
     (x, weight, offset, target), radius = samples[:2]
     weight = weight.to(x.dtype)
     logits = F.linear(x, weight) if radius is None else separate_linear(x, weight, None, radius)
@@ -323,11 +298,9 @@ def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
 def _check(x: Any, target: Any, weight: Tensor) -> None:
     check_floating(x)
     check_index_type(target)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"x must be (..., {weight.shape[1]}), the head's features, got shape {tuple(x.shape)}")
+    check_last_dimension(x, weight.shape[1], "in_features")
     if target.shape != x.shape[:-1]:
         raise ValueError(f"target must be {tuple(x.shape[:-1])}, a label per sample, got {tuple(target.shape)}")
     if not x.device == target.device == weight.device:
-        raise ValueError(
-            f"x, target and head must be on one device, got {x.device}, {target.device} and {weight.device}"
-        )
+        devices = f"{x.device}, {target.device} and {weight.device}"
+        raise ValueError(f"x, target and head must be on one device, got {devices}")

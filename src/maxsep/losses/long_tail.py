@@ -76,9 +76,7 @@ class LogitAdjustedLoss(ClassCountLoss):
     minimise it rank classes by their balanced posterior; at tau = 0 it is plain cross-entropy.
     A. K. Menon et al.: Long-tail learning via logit adjustment. ICLR 2021.
 
-    Args:
-        class_counts: Training samples of every class, (C,), at least 1 each.
-        tau: Strength, at least 0.
+    class_counts are the training samples of every class, (C,), at least 1 each; tau is at least 0.
 
     Pitfall: predict with the logits as they are. Adding the priors at test time undoes the adjustment.
 
@@ -232,10 +230,7 @@ def effective_number_weights(
     inversely proportional to the counts as beta approaches 1. Use them as `weight` of torch's cross-entropy or in
     `LDAMLoss.reweight`. Y. Cui et al.: Class-Balanced Loss Based on Effective Number of Samples. CVPR 2019.
 
-    Args:
-        class_counts: Training samples of every class, (C,), at least 1 each.
-        beta: In [0, 1).
-        dtype: Of the result; computed in float64.
+    class_counts are the training samples of every class, (C,), at least 1 each; beta is in [0, 1).
 
     Pitfall: with beta = 0.9999 classes of more than about 50 thousand samples all have the same weight.
 

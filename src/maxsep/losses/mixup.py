@@ -39,10 +39,8 @@ def mixup(x: Tensor, y: Tensor, alpha: float, generator: torch.Generator) -> tup
 
 
 def _draw_share(alpha: float, generator: torch.Generator) -> Tensor:
-    """Draw from Beta(alpha, alpha) as g / (g + h) with two gamma variables, in logarithms.
-
-    With gamma(alpha) = gamma(alpha + 1) * u^(1/alpha): for small alpha both variables would round to zero.
-    """
+    """Draw from Beta(alpha, alpha) as g / (g + h) with two gamma variables."""
+    # in logarithms and with gamma(alpha) = gamma(alpha + 1) * u^(1/alpha): for small alpha both would round to zero
     shape = torch.full((2,), alpha + 1, dtype=torch.float64, device=generator.device)
     gammas = torch._standard_gamma(shape, generator=generator)
     uniform = 1 - torch.rand(2, dtype=torch.float64, generator=generator, device=generator.device)

@@ -60,9 +60,6 @@ def adjoint(g: Tensor, radius: float) -> Tensor:
     """Apply radius * P along the last dimension; g (..., C) in float32 or float64, result (..., C-1).
 
     On the plane of zero-sum logits (C-1)/C times it undoes `separate` at radius 1.
-
-    >>> adjoint(torch.tensor([[1.0, -0.5, -0.5]]), 2 / 3)
-    tensor([[1., 0.]])
     """
     if has_triton_kernel(g):
         return adjoint_triton(g, radius, g.dtype)
@@ -75,10 +72,6 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
 
     P is folded into the weight on CUDA, where a product with C rows suits tensor cores better than one with C-1, and
     where there are more samples than features; else it is applied to the outputs.
-
-    >>> x, weight = torch.randn(2, 4), torch.randn(2, 4)
-    >>> torch.allclose(separate_linear(x, weight, None, 0.5), separate(x @ weight.T, 0.5))
-    True
     """
     autocasting = is_autocasting(x.device.type)
     if has_triton_kernel(weight):
@@ -99,29 +92,17 @@ def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: floa
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return x in the precision of sums: float64 stays, everything else becomes float32.
-
-    >>> widened(torch.zeros(2, dtype=torch.float16)).dtype
-    torch.float32
-    """
+    """Return x in the precision of sums: float64 stays, everything else becomes float32."""
     return x.to(wide_dtype(x))
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """Return the precision in which x is summed: float64 for float64, else float32.
-
-    >>> wide_dtype(torch.zeros(2, dtype=torch.float16))
-    torch.float32
-    """
+    """Return the precision in which x is summed: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def is_autocasting(device: str) -> bool:
-    """Return whether autocast is on for a kind of device.
-
-    >>> is_autocasting("cpu")
-    False
-    """
+    """Return whether autocast is on for a kind of device."""
     return device != "meta" and torch.is_autocast_enabled(device)  # torch refuses to answer for the meta device
 
 
@@ -148,14 +129,6 @@ def _cached_coefficients(num_classes: int, dtype: torch.dtype, device: torch.dev
         return coefficients(num_classes, dtype=dtype, device=device)
 
 
-def _separate_plain(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return F.pad(x * s, (0, 1)) - F.pad((x * r).cumsum(-1), (1, 0))
-
-
-def _adjoint_plain(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return g[..., :-1] * s - _later(g) * r
-
-
 def _later(g: Tensor) -> Tensor:
     # A true reverse scan: total minus prefix would cancel where few classes are left.
     return g[..., 1:].flip(-1).cumsum(-1).flip(-1)
@@ -164,7 +137,9 @@ def _later(g: Tensor) -> Tensor:
 def _scan(x: Tensor, s: Tensor, r: Tensor, is_adjoint: bool) -> Tensor:
     # is_grads_batched passes batches that look like ordinary tensors, to which in-place sums do not apply
     if not is_plain_eager(x) or torch._C._functorch.is_legacy_batchedtensor(x):
-        return _adjoint_plain(x, s, r) if is_adjoint else _separate_plain(x, s, r)
+        if is_adjoint:
+            return x[..., :-1] * s - _later(x) * r
+        return F.pad(x * s, (0, 1)) - F.pad((x * r).cumsum(-1), (1, 0))
     result: Tensor = _Scan.apply(x, s, r, is_adjoint)  # type: ignore[no-untyped-call]
     return result
 
@@ -209,10 +184,9 @@ def _adjoint_in_blocks(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
 
 
 class _SeparateLinear(torch.autograd.Function):
-    """x (..., D) to logits (..., C): the layer writes its C-1 outputs to where P turns them into logits.
+    """x (..., D) to logits (..., C): the layer writes its C-1 outputs to where P turns them into logits."""
 
-    Large CPU allocations are returned to the OS, so a second buffer would cost more than the arithmetic.
-    """
+    # Large CPU allocations are returned to the OS, so a second buffer would cost more than the arithmetic.
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor, r: Tensor) -> Tensor:

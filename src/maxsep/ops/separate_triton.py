@@ -59,8 +59,6 @@ def _forward(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool) -> 
 
 
 class _SeparateTriton(torch.autograd.Function):
-    """One direction, whose backward pass is the other."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool) -> Tensor:
         ctx.radius, ctx.dtype, ctx.is_adjoint = radius, x.dtype, is_adjoint
@@ -72,7 +70,6 @@ class _SeparateTriton(torch.autograd.Function):
 
 
 def _launch(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool) -> Tensor:
-    """Allocate the result and launch the kernel."""
     out: Tensor = _empty_result(x, radius, dtype, is_adjoint)
     if not out.numel():
         return out
@@ -122,11 +119,7 @@ class Tile(NamedTuple):
 
 
 def choose_tile(rows: int, num_classes: int, itemsize: int, transposed: bool) -> Tile:
-    """Return the tile for a matrix; measured on an H200 by benchmarks/head_gpu.py.
-
-    >>> choose_tile(1024, 100_000, 2, False)
-    Tile(ROWS=1, BLOCK=1024, num_warps=4, STAGES=3, programs=1024)
-    """
+    """Return the tile for a matrix; measured on an H200 by benchmarks/head_gpu.py."""
     if transposed:  # a thread then scans classes and neighbouring threads read neighbouring features
         return Tile(64, 32, 1, 3, 4096)
     block = min(1024, max(16, 1 << (num_classes - 1).bit_length()))

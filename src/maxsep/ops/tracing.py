@@ -7,20 +7,12 @@ from torch import Tensor
 
 
 def is_traced() -> bool:
-    """Return whether the call becomes part of a graph, by torch.compile, torch.export or torch.jit.trace.
-
-    >>> is_traced()
-    False
-    """
+    """Return whether the call becomes part of a graph, by torch.compile, torch.export or torch.jit.trace."""
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 def is_transformed() -> bool:
-    """Return whether torch.func or forward-mode differentiation is active.
-
-    >>> torch.func.vmap(lambda x: x + is_transformed())(torch.zeros(1))
-    tensor([1.])
-    """
+    """Return whether torch.func or forward-mode differentiation is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
@@ -29,12 +21,15 @@ def is_transformed() -> bool:
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def is_plain_eager(*tensors: Tensor) -> bool:
-    """Return whether only torch's own kernels observe a call on these tensors.
+def refuse_second_derivatives(alternative: str) -> None:
+    """Raise inside a backward pass that is to be differentiated again."""
+    # torch's once_differentiable takes gradients for constants where the one that came in is a constant
+    if torch.is_grad_enabled() and not is_traced():
+        raise RuntimeError(f"this loss has first derivatives only; second ones need {alternative}")
 
-    >>> is_plain_eager(torch.zeros(2)), is_plain_eager(torch.zeros(2).as_subclass(type("Other", (Tensor,), {})))
-    (True, False)
-    """
+
+def is_plain_eager(*tensors: Tensor) -> bool:
+    """Return whether only torch's own kernels observe a call on these tensors."""
     if is_traced() or is_transformed() or torch._C._len_torch_dispatch_stack():
         return False
     return all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)

@@ -5,8 +5,6 @@ try:
 except ImportError as error:
     if (error.name or "").partition(".")[0] not in ("numpy", "sklearn"):
         raise
-    raise ImportError(
-        'maxsep.sklearn needs scikit-learn 1.6 or later, which is missing: pip install --upgrade "maxsep[sklearn]"'
-    ) from error
+    raise ImportError('maxsep.sklearn needs scikit-learn 1.6 or later: pip install -U "maxsep[sklearn]"') from error
 
 __all__ = ["MaxSeparationClassifier"]

@@ -51,22 +51,19 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         radius: Scale of the logits. With SGD it also sets the speed of the last layer: search it, as 0.1, 0.3, 1, 3.
         head: A name of `maxsep.heads.names()`, such as `maxsep`, its control `control`, or `plain` (radius 1 only).
             `etf` gets a rotation, and needs a hidden layer wide enough for rectified features to reach all classes.
-        loss: `cross_entropy`, or `logit_adjusted` for imbalanced data: cross-entropy of logits + log(class priors),
-            with the priors of y and its sample weights. Probabilities are then those of equally frequent classes.
-        class_weight: Weights of the classes, {label: weight}, or `balanced`; they multiply the sample weights.
-            `balanced` and `logit_adjusted` together would correct twice.
+        loss: `cross_entropy`, or `logit_adjusted` for imbalanced data: cross-entropy of logits + log(class priors).
+            Probabilities are then those of equally frequent classes.
+        class_weight: {label: weight} or `balanced`, times the sample weights; not with `logit_adjusted`.
         max_epochs: Passes over the data.
         batch_size: Samples in a step; `auto` is 200, or all of fewer. The parts of an epoch differ by one at most.
-        learning_rate: Of SGD, constant.
-        momentum: Of SGD, from 0 to below 1.
-        weight_decay: Of SGD, on all parameters.
+        learning_rate, momentum, weight_decay: Of SGD, constant and for all parameters.
         early_stopping: Hold a part of every class out, stop when its loss no longer falls, keep the best epoch.
         validation_fraction: The part that early stopping holds out; every class needs two samples or more.
         patience: Epochs without a smaller loss after which early stopping stops.
-        device: Where it is trained: `cpu`, `cuda`, ..., or `auto` for an accelerator if there is one. The fitted
-            network is on the CPU, so that it can be pickled for, and used on, any machine.
-        random_state: Seed, generator or None, as everywhere in scikit-learn. Torch's global generator is left as it
-            was. Pitfall: fits in several threads at once share it while they build their networks.
+        device: Of training: `cpu`, `cuda`, ..., or `auto` for an accelerator if there is one. The fitted network is
+            on the CPU.
+        random_state: Seed, generator or None, as everywhere in scikit-learn. Pitfall: fits in several threads at once
+            share torch's generator, which is left as it was, while they build their networks.
         verbose: Whether to print the loss of every epoch.
 
     Attributes:
@@ -77,8 +74,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         loss_curve_: Mean training loss of every epoch, each batch measured before its step.
         validation_curve_: Loss of the held-out part after every epoch; None without early stopping.
 
-    float32 features are computed in float32, all others in float64. A weight of 0 is as good as no sample. While one
-    batch holds all samples, a weight of 2 is the sample twice; with more batches it is so on average.
+    float32 features are computed in float32, all others in float64. A sample of weight 0 is left out.
 
     Pitfall: at another radius another learning rate is best. Compare with head="control" at the same radius before
     crediting the matrix.
@@ -107,14 +103,9 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         "random_state": ["random_state"],
         "verbose": ["boolean"],
     }
-    classes_: NDArray[Any]
-    module_: nn.Sequential
-    n_features_in_: int
-    n_iter_: int
     loss_curve_: list[float]
     validation_curve_: list[float] | None
     _momentum: dict[int, dict[str, Any]]
-    _generator_state: Tensor
 
     def __init__(
         self,

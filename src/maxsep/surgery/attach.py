@@ -49,15 +49,8 @@ def attach(
             if num_classes not in (None, linear.out_features):
                 raise ValueError(f"num_classes must be {linear.out_features} to keep weights, got {num_classes}")
             return MaxSeparationHead.from_linear(linear, radius, class_order=class_order)
-        return MaxSeparationHead(
-            linear.in_features,
-            linear.out_features if num_classes is None else num_classes,
-            radius,
-            linear.bias is not None,
-            class_order=class_order,
-            device=linear.weight.device,
-            dtype=linear.weight.dtype,
-        )
+        classes = linear.out_features if num_classes is None else num_classes
+        return MaxSeparationHead.like(linear, classes, radius, class_order=class_order)
 
     return replace_classifier(model, build, classifier)
 

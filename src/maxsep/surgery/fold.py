@@ -87,9 +87,7 @@ def _fold_head(head: Head, like: Tensor) -> nn.Module:
 def _dense(matrix: MaxSeparation, like: Tensor) -> nn.Linear:
     classes = matrix.num_classes
     if classes > LARGEST_MATRIX:
-        raise ValueError(
-            f"MaxSeparation without an nn.Linear before it folds to {LARGEST_MATRIX} classes, got {classes}"
-        )
+        raise ValueError(f"MaxSeparation without an nn.Linear folds up to {LARGEST_MATRIX} classes, got {classes}")
     device = like.device if matrix.class_order is None else matrix.class_order.device
     columns = matrix(torch.eye(classes - 1, dtype=like.dtype, device=device))  # (C-1, C), the radius included
     return linear_from(columns.T.contiguous(), None).train(matrix.training).requires_grad_(False)

@@ -34,7 +34,7 @@ def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.O
 
     Args:
         model_or_head: A model with a MaxSeparationHead or ETFHead, or such a head.
-        new_classes: Number of classes to append, at least 1.
+        new_classes: At least 1.
         optimiser: SGD, Adam or AdamW that trains it. It gets the new parameters and keeps its state: momentum is mapped
             like the weight; Adam's second moments are kept and start at their mean over classes in new rows.
 
@@ -115,15 +115,7 @@ def _grow_maxsep(head: MaxSeparationHead, new_classes: int) -> MaxSeparationHead
     classes, order = head.num_classes + new_classes, head.class_order
     if order is not None:
         order = torch.cat([order, torch.arange(head.num_classes, classes, device=order.device)])
-    new = type(head)(
-        head.in_features,
-        classes,
-        head.radius,
-        head.bias is not None,
-        class_order=order,
-        device=head.weight.device,
-        dtype=head.weight.dtype,
-    )
+    new = type(head).like(head, classes, head.radius, class_order=order)
     for name, rows in head.named_parameters(recurse=False):
         if name in ROWS:
             new.get_parameter(name).copy_(_grow_rows(rows, new_classes))

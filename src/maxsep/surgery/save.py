@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from maxsep.checks import check_number
 from maxsep.files import verify_folder, write_folder
 from maxsep.heads import Head, MaxSeparation
+from maxsep.heads.maxsep import describe_order
 from maxsep.packages import load_package
 from maxsep.surgery.locate import find_heads, unwrap
 
@@ -188,7 +189,8 @@ def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> Non
         if tensor.shape != expected[name].shape:
             raise ValueError(f"{name!r} must have shape {tuple(tensor.shape)}, got {tuple(expected[name].shape)}")
         if name.split(".")[-1] == "class_order" and not torch.equal(tensor, expected[name].cpu()):
-            raise ValueError(f"{name!r} of this model is not the saved class order")
+            orders = f"is {describe_order(tensor)}, this model's is {describe_order(expected[name])}"
+            raise ValueError(f"{name!r} of the saved model {orders}")
         if not torch.equal(first.setdefault((_memory(expected[name]), tensor.shape), tensor), tensor):
             raise ValueError(f"{name!r} shares memory with another tensor of this model, but not in the saved one")
 

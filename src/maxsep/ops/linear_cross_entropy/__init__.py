@@ -2,10 +2,10 @@ r"""Log-sum-exp and target logit of a linear layer, differentiable, without the 
 
     logits = x W^T + offset,    lse_i = log sum_j exp logits_ij
 
-Two algorithms, chosen by shape in `choose_algorithm`: `over_classes` computes the logits twice and suits few features;
-`over_samples` suits wide features. Everything else of a loss (class weights, smoothing, reductions) is ordinary code on
-these two vectors, in `maxsep.losses.fused`. Compilers see the three operators at the end of this file; an eager call
-goes to the same code without the dispatcher. There are first derivatives only.
+Two algorithms: `over_classes` computes the logits twice and suits few features; `over_samples` suits wide features.
+`choose_algorithm` decides between them and all logits in memory. Everything else of a loss (class weights, smoothing,
+reductions) is ordinary code on these two vectors, in `maxsep.losses.fused`. Compilers see the three operators at the
+end of this file; an eager call goes to the same code without the dispatcher. There are first derivatives only.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
-from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer, index_among
+from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
 from maxsep.ops.separate import wide_dtype, without_autocast
-from maxsep.ops.tracing import is_plain_eager, is_traced
+from maxsep.ops.tracing import is_plain_eager, is_traced, is_transformed, refuse_second_derivatives
 
-__all__ = [
-    "Algorithm",
-    "Factors",
-    "Layer",
-    "choose_algorithm",
-    "index_among",
-    "layer_logsumexp",
-    "weighted_sum_of_losses",
-]
-
-Algorithm = Literal["classes", "samples"]
+Algorithm = Literal["classes", "samples", "logits"]
+Impl = Algorithm | Literal["auto"]
 MAX_FEATURES_OVER_CLASSES = 512
 """Up to this width the fused kernels hold a block of samples on the multiprocessor."""
 FEW_LOGITS = 64 << 20
-"""Bytes of logits up to which writing them costs less than computing them twice."""
+"""Bytes of logits up to which a CPU holds them, and a GPU writes them rather than computing them twice."""
 MIN_CHUNK_ROWS = 32
 """Samples of a chunk below which products on a CPU would be slow."""
 
 
-def choose_algorithm(x: Tensor, weight: Tensor) -> Algorithm:
-    """Return the faster algorithm for features x (B, D) and a weight (C, D) that also meets the memory limits."""
+def choose_algorithm(x: Tensor, weight: Tensor, impl: Impl = "auto") -> Algorithm:
+    """Return how the loss of features x (B, D) and a weight (C, D) is computed.
+
+    `impl` is what the user asked for; `auto` takes the fastest way that meets the memory limits.
+    """
     (batch, features), outputs, itemsize = x.shape, len(weight), x.element_size()
+    if is_transformed() or torch.compiler.is_exporting() or not batch:
+        return "logits"  # the operators have no transforms, and no form that an exported graph can hold
+    if impl != "auto":
+        return impl
     if not x.is_cuda:
-        rows = over_samples.chunk_rows(batch, features, outputs, itemsize, "cpu")
+        if batch * outputs * itemsize <= FEW_LOGITS:
+            return "logits"
+        rows = over_samples.chunk_rows(x, weight)
         return "samples" if rows >= min(batch, MIN_CHUNK_ROWS) else "classes"
     fuses = x.dtype in (torch.float16, torch.bfloat16) and over_classes.has_copy_engine(x.device) and features % 8 == 0
     is_narrow = features <= MAX_FEATURES_OVER_CLASSES
@@ -98,7 +98,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
+        refuse_second_derivatives("impl='logits'")
         *tensors, lse = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
         gradients = _run(_logsumexp_backward, *tensors, ctx.algorithm, lse, grad_lse, grad_target, needs)
@@ -125,7 +125,7 @@ class _WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
+        refuse_second_derivatives("impl='logits'")
         if ctx.algorithm == "samples":
             underflow_scale, *gradients = ctx.saved_tensors
             scale = g if underflow_scale is None else g / underflow_scale
@@ -135,12 +135,6 @@ class _WeightedSum(torch.autograd.Function):
             factor = grad_lse if z_loss is None else grad_lse + 2 * z_loss * lse
             gradients = _run(_logsumexp_backward, *layer, ctx.algorithm, lse, factor * g, grad_target * g, ctx.needs)
         return *_needed(gradients, ctx.needs), *[None] * 7
-
-
-def _refuse_second_derivatives() -> None:
-    # torch's once_differentiable takes gradients for constants where the one that came in is a constant
-    if torch.is_grad_enabled() and not is_traced():
-        raise RuntimeError("the fused loss has first derivatives only; second ones need impl='logits'")
 
 
 def _needed(gradients: Any, needs: list[bool]) -> list[Tensor | None]:
@@ -212,7 +206,7 @@ def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _loss_and_gradients_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    dtype = over_samples.weight_sum_dtype(Layer(x, weight, offset, rest[0]))
+    dtype = over_samples.weight_sum_dtype(x, weight)
     return *_logsumexp_fake(x), *_gradients_fake(x, weight, offset, dtype, rest[-1])
 
 

@@ -112,9 +112,6 @@ def constants(width: int, *, forward: bool, offset: bool) -> dict[str, int]:
     """Return what the kernels are compiled for.
 
     A warpgroup must find all slices of its turn in the ring, and turns are equal parts of a tile.
-
-    >>> constants(512, forward=True, offset=False)
-    {'D': 512, 'STAGES': 14, 'HELD': 8, 'TURN': 8, 'num_warps': 4}
     """
     slices = width // 64
     held = min(slices, 4 if offset else 8)  # with an offset, registers hold half as many
@@ -170,7 +167,6 @@ def grad_kernel(
 def _consume_lse(
     GROUP: gl.constexpr, arguments, OFFSET: gl.constexpr, D: gl.constexpr, HELD: gl.constexpr, TURN: gl.constexpr
 ):
-    """Accumulate the log-sum-exp of 64 samples, tile by tile."""
     ring, kept, turns, offset, target, maxima, exp_sums, target_logit, batch, num_classes, start, splits = arguments
     LAYOUT: gl.constexpr = _accumulator_layout()
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(1, LAYOUT)
@@ -269,10 +265,7 @@ def _copy_slice(source, place, ring, slot, MORE: gl.constexpr):
 
 @gluon.jit
 def _copy_both(half_desc, first_b, w_desc, start_v, K: gl.constexpr, ring, kept, slot, HELD: gl.constexpr):
-    """Copy slice K of the first tile together with that of the samples, unless registers hold it.
-
-    So products start with the very first slice. Its barrier counts the bytes of both.
-    """
+    """Copy slice K of the first tile and, unless registers hold it, of the samples; one barrier counts both."""
     stage = slot % ring[0].shape[0]
     if K < HELD:
         slot = _copy_slice(w_desc, [start_v, K * BLOCK_D], ring, slot, 0)
@@ -287,10 +280,7 @@ def _copy_both(half_desc, first_b, w_desc, start_v, K: gl.constexpr, ring, kept,
 
 @gluon.jit
 def _load_samples(GROUP: gl.constexpr, ring, kept, D: gl.constexpr, HELD: gl.constexpr):
-    """Return the samples of a warpgroup, an operand for each slice of features, and the slot behind those held.
-
-    Those in shared memory have arrived when the first slices of classes have.
-    """
+    """Return the samples of a warpgroup, an operand for each slice of features, and the slot behind those held."""
     slices, full, empty = ring
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, _accumulator_layout(), 2)
     samples = ()
@@ -304,16 +294,13 @@ def _load_samples(GROUP: gl.constexpr, ring, kept, D: gl.constexpr, HELD: gl.con
             mbarrier.arrive(empty.index(stage))
             slot += 1
         else:
-            samples += (kept.index(2 * (k - HELD) + GROUP),)
+            samples += (kept.index(2 * (k - HELD) + GROUP),)  # arrives with the first slices of classes
     return samples, slot
 
 
 @gluon.jit
 def _multiply(GROUP: gl.constexpr, samples, ring, turns, slot, turn, TURN: gl.constexpr):
-    """Return the product of 64 samples and the next tile of classes, the slot behind its slices and the next turn.
-
-    A slice is released when the product after it is in flight, so that the tensor cores always have work.
-    """
+    """Return the product of 64 samples and the next tile of classes, the slot behind its slices and the next turn."""
     slices, full, _ = ring
     STAGES: gl.constexpr = slices.shape[0]
     gl.static_assert(len(samples) % TURN == 0 and TURN <= STAGES, "the warpgroups would deadlock")
@@ -326,7 +313,7 @@ def _multiply(GROUP: gl.constexpr, samples, ring, turns, slot, turn, TURN: gl.co
         stage = slot % STAGES
         mbarrier.wait(full.index(stage), slot // STAGES & 1)
         z = warpgroup_mma(samples[k], slices.index(stage).permute((1, 0)), z, use_acc=k > 0, is_async=True)
-        if k % TURN > 0:
+        if k % TURN > 0:  # the next product is in flight, so the tensor cores have work
             z = _release(z, 1, ring, slot - 1)
         slot += 1
         if (k + 1) % TURN == 0:
@@ -355,7 +342,6 @@ def _is_target(index, column):
 
 @gluon.jit
 def _is_before(count, column):
-    """Return which columns are among the first `count`."""
     return column // 8 * 8 < count - column % 8
 
 
@@ -387,7 +373,6 @@ def _shared_memory(half_desc, w_desc, D: gl.constexpr, STAGES: gl.constexpr, HEL
 
 @gluon.jit
 def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Allocate barriers that complete after ARRIVALS arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=ARRIVALS)

@@ -11,8 +11,8 @@ elsewhere; both offer `logsumexp` and `gradient`. On other devices and in other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,29 +27,13 @@ MULTIPLE = 512
 """Chunks are multiples of this many classes, so that the products fill whole waves of tiles."""
 
 
-class Kernels(Protocol):
-    """What both kernel modules offer, for x (B, D) and rows of the weight (V, D) in half precision."""
-
-    def logsumexp(self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-sum-exp and the target's logit of every sample, (B,) each; NaN for no class."""
-
-    def gradient(
-        self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]
-    ) -> Callable[[Tensor, int], None]:
-        """Return a function of `out` (B, V) and `start` that writes the gradient of V classes.
-
-        The gradient is grad_lse exp(z - lse) + grad_target [start + j = target], with the factors lse, grad_lse and
-        grad_target, (B,) each.
-        """
-
-
 def forward(layer: Layer) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp and the target's logit of every sample, (B,) each."""
     x, weight, offset, target = layer
     kernels = fused_kernels(x, weight, forward=True, offset=offset is not None)
     if kernels is not None:
         with on_device_of(x):
-            return kernels.logsumexp(x, weight, offset, target)
+            return kernels.logsumexp(x, weight, offset, target)  # type: ignore[no-any-return]
     wide = wide_dtype(x)
     lse = x.new_full((len(x),), -torch.inf, dtype=wide)
     target_logit = torch.zeros_like(lse)
@@ -89,8 +73,8 @@ def backward(layer: Layer, lse: Tensor, grad_lse: Tensor, grad_target: Tensor, n
     return Gradients(dx.to(x.dtype), dw, columns)
 
 
-def fused_kernels(x: Tensor, weight: Tensor, *, forward: bool, offset: bool) -> Kernels | None:
-    """Return the kernels for a product and its softmax in one, or None where plain torch is used."""
+def fused_kernels(x: Tensor, weight: Tensor, *, forward: bool, offset: bool) -> Any:
+    """Return the module with the kernels for a product and its softmax in one, or None where plain torch is used."""
     if not IS_INSTALLED or x.dtype != weight.dtype:
         return None
     # the copy engine wants rows that start at multiples of 16 bytes

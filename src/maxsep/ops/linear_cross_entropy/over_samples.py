@@ -59,20 +59,20 @@ class Factors(NamedTuple):
         return Factors(self.grad_lse[rows], self.grad_target[rows], None if self.z_loss is None else self.z_loss[rows])
 
 
-def chunk_rows(batch: int, features: int, outputs: int, itemsize: int, device: str) -> int:
-    """Return how many samples a chunk has.
+def chunk_rows(x: Tensor, weight: Tensor) -> int:
+    """Return how many samples a chunk has, for features x (B, D) and a weight (C, D).
 
     Together with the weight, the folded weight and a float32 sum of its gradient a chunk takes at most half of what the
     logits take if the weight is small beside them, and else 5 weights and 300 MB.
     """
-    few, row, unit = FEW_BYTES[device], outputs * itemsize, 1
-    if batch * row <= few:
+    (batch, features), row, unit = x.shape, len(weight) * x.element_size(), 1
+    budget = FEW_BYTES["cuda" if x.is_cuda else "cpu"]
+    if batch * row <= budget:
         return batch
-    budget = few
-    if device == "cuda":
-        weight, unit = features * row, 128
+    if x.is_cuda:
+        size, unit = features * row, 128
         is_tall = batch >= 8 * features
-        budget = max(weight, batch * row // 2 - 3 * weight) if is_tall else weight // 2 + (288 << 20)
+        budget = max(size, batch * row // 2 - 3 * size) if is_tall else size // 2 + (288 << 20)
     rows = max(unit, budget // row)
     chunks = -(-batch // rows)
     return min(batch, -(-batch // chunks // unit) * unit)
@@ -87,14 +87,11 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def forward_with_gradients(layer: Layer, factors: Factors, needs: Sequence[bool]) -> tuple[Tensor, Tensor, Gradients]:
-    """Return log-sum-exp, target logit and the gradients of the weighted sum of losses.
-
-    The weight's gradient is in `weight_sum_dtype(layer)`.
-    """
+    """Return log-sum-exp, target logit and the gradients of the weighted sum, the weight's in `weight_sum_dtype`."""
     x, weight, wide = layer.x, layer.weight, wide_dtype(layer.x)
     lse, target_logit = (x.new_empty(len(x), dtype=wide) for _ in range(2))
     dx = x.new_empty(x.shape if needs[0] else 0)
-    dw = torch.empty_like(weight if needs[1] else weight[:0, 0], dtype=weight_sum_dtype(layer))
+    dw = torch.empty_like(weight if needs[1] else weight[:0, 0], dtype=weight_sum_dtype(x, weight))
     columns = torch.zeros(len(weight) if needs[2] else 0, dtype=wide, device=x.device)
     weight = weight.to(x.dtype)
     for rows, z in _outputs(layer, weight):
@@ -115,13 +112,10 @@ def backward(layer: Layer, grad_lse: Tensor, grad_target: Tensor, needs: Sequenc
     return gradients._replace(weight=gradients.weight.to(layer.weight.dtype))
 
 
-def weight_sum_dtype(layer: Layer) -> torch.dtype:
-    """Return the precision in which the weight's gradient is summed over chunks of samples.
-
-    Sums in half precision would round once per chunk; in float16, unscaled, they would overflow.
-    """
-    x, weight = layer.x, layer.weight
-    single = chunk_rows(*_sizes(layer)) >= len(x) and x.dtype != torch.float16
+def weight_sum_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the precision in which the weight's gradient is summed over chunks of samples."""
+    # half precision would round once per chunk, and float16 would overflow, as gradients are not scaled yet
+    single = chunk_rows(x, weight) >= len(x) and x.dtype != torch.float16
     return weight.dtype if single else wide_dtype(x)
 
 
@@ -152,15 +146,10 @@ def index_among(target: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
     return torch.where(is_among, target - start, 0), is_among
 
 
-def _sizes(layer: Layer) -> tuple[int, int, int, int, str]:
-    x = layer.x
-    return len(x), x.shape[1], len(layer.weight), x.element_size(), "cuda" if x.is_cuda else "cpu"
-
-
 def _outputs(layer: Layer, weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield the outputs x W^T of each chunk of samples, all in one buffer with aligned rows."""
     x, outputs = layer.x, len(weight)
-    rows = chunk_rows(*_sizes(layer))
+    rows = chunk_rows(x, weight)
     buffer = x.new_empty(rows, -(-outputs // ALIGNED) * ALIGNED)
     for start in range(0, len(x), rows):
         chunk = slice(start, min(start + rows, len(x)))
