@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from maxsep.lab.data import Data, ImageSet
+from maxsep.lab.data import ImageSet, Splits
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.progress import choose_progress
@@ -66,7 +66,7 @@ def build(precision, ways, arguments):
     fabric = make_fabric(spec, execution)
     run = Run(Path(tempfile.mkdtemp()) / spec.name)
     with choose_progress(spec, False) as silent:
-        return assemble(fabric, spec, execution, Data("random", train, train), run, silent, StopRequest())
+        return assemble(fabric, spec, execution, Splits("folder:random", train, train), run, silent, StopRequest())
 
 
 def speed(trainer, arguments):

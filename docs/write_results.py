@@ -16,7 +16,7 @@ from typing import Any
 from scipy import stats
 
 from maxsep.lab import recipes
-from maxsep.lab.data.open_set import SPLITS, OpenSet
+from maxsep.lab.data.open_set import SPLITS, OpenSetSplit
 from maxsep.lab.recipes.beyond import ADJUSTED, CHOSEN, STRONG, WEAK, candidates
 from maxsep.lab.recipes.longtail import DEFERRED
 from maxsep.lab.recipes.published import RESNET32
@@ -372,7 +372,7 @@ def open_set_runs(benchmark: str, head: str, radius: float) -> dict[tuple[int, i
     return {
         (split, record.spec.seed): record
         for split in range(SPLITS)
-        for record in _records("openset", dataset=OpenSet(benchmark, split).name, head=head, radius=radius)
+        for record in _records("openset", dataset=OpenSetSplit(benchmark, split).name, head=head, radius=radius)
         if record.detection
     }
 

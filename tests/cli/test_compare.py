@@ -275,7 +275,7 @@ def test_runs_that_say_nothing_of_their_files_are_compared_by_counts(compare_fol
     ("arguments", "told"),
     [
         (["nowhere"], "'nowhere' is neither a known dataset (digits, cifar10, cifar100, svhn, imagenet, "),
-        (["--size", 16], "the images of digits have a size of their own"),
+        (["--size", 16], "size of the images of digits must be 8"),
         (["--radius", "1,big"], "--radius must be numbers with commas, such as 1,0.1, got '1,big'"),
         (["--radius", "0"], "radius must be a positive finite number, got 0.0"),
         (["--loss", "hinge"], "unknown loss 'hinge' for a comparison. Known: cross_entropy"),

@@ -240,7 +240,9 @@ def test_a_folder_without_a_readable_image_is_an_error(run, refuse, tmp_path):
 
 def test_missing_outliers_are_downloaded_if_asked(run, refuse, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("maxsep.lab.data.ensure", lambda name, root, fetch, progress: asked.append((name, root, fetch)))
+    monkeypatch.setattr(
+        "maxsep.lab.data.datasets.ensure", lambda name, root, fetch, progress: asked.append((name, root, fetch))
+    )
     told = refuse("evaluate", run["run"], "--ood", "svhn", "--data", tmp_path, "--download")
     assert asked == [("svhn", tmp_path, True)]
     assert "svhn" in told  # nothing was really fetched

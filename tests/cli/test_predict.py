@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from maxsep.cli.app import app
-from maxsep.lab.data import load
+from maxsep.lab.data import Dataset
 
 runner = CliRunner()
 
@@ -37,7 +37,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "digits").mkdir()
     (folder / "noise").mkdir()
-    test = load("digits").test
+    test = Dataset.parse("digits").read().test
     noise = np.random.default_rng(0).integers(0, 256, (len(test), 8, 8)).astype(np.uint8)
     for number, (image, label) in enumerate(zip(test.images, test.labels.tolist(), strict=True)):
         Image.fromarray(image[0].numpy()).save(folder / "digits" / f"{number:03d}_{label}.png")

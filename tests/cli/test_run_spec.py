@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from maxsep.cli.run_spec import beside, count_images, first_stage, head_options, loss_options, second_stage
-from maxsep.lab.data import prepare
+from maxsep.lab.data import Dataset, prepare
 from maxsep.lab.engine import train
 from maxsep.lab.engine.losses import loss_defaults, loss_names
 from maxsep.lab.recipes import longtail
@@ -112,7 +112,7 @@ def test_a_folder_gets_the_batch_of_a_comparison(tail, monkeypatch):
 
 
 def test_many_images_have_larger_batches(tail, monkeypatch):
-    monkeypatch.setattr("maxsep.lab.estimate.given_counts", lambda dataset: [3000, 1500])
+    monkeypatch.setattr(Dataset, "train_counts", lambda *_: [3000, 1500])
     assert first_stage(PLAIN | {"dataset": "folder:data/tail"}).batch_size == 128
     assert first_stage(PLAIN | {"dataset": "folder:data/tail", "imbalance": 0.1}).batch_size == 64
 

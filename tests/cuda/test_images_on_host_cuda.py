@@ -4,7 +4,7 @@ import pytest
 import torch
 from maxsep.lab.engine.placing import place
 
-from maxsep.lab.data import load
+from maxsep.lab.data import Dataset
 from maxsep.lab.engine import placing, train
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 
 def test_too_many_images_stay_on_the_host(monkeypatch):
-    data, device = load("digits"), torch.device("cuda", 0)
+    data, device = Dataset.parse("digits").read(), torch.device("cuda", 0)
     assert place(data, device).train.images.is_cuda
     monkeypatch.setattr(placing, "ROOM", 0.0)
     kept = place(data, device)

@@ -87,7 +87,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train plain, its controls and maxsep on your data, and tell what the matrix adds to its control."""
-    from maxsep.lab.data import name_data, with_order
+    from maxsep.lab.data import Dataset, with_order
     from maxsep.lab.durations import parse_budget
     from maxsep.lab.estimate import num_train
     from maxsep.lab.recipes.own_data import own_data, usual_batch
@@ -95,7 +95,7 @@ def command(
 
     limit = None if budget is None else parse_budget(budget)
     losses = words("--loss", loss, "cross_entropy")
-    name = name_data(dataset, data, size)
+    name = Dataset.find(dataset, data, size).name
     recipe = own_data(
         name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
         radii=numbers("--radius", radius, "1,0.1") if radius else None, losses=losses,
@@ -145,7 +145,7 @@ def _rehearse(
     download: bool,
 ) -> None:  # fmt: skip
     """Meet once, before anything is trained, what would stop every run alike."""
-    from maxsep.lab.data.given import given_counts, given_files
+    from maxsep.lab.data import Dataset
     from maxsep.lab.engine.losses import build_loss
     from maxsep.lab.engine.rehearsal import rehearse
     from maxsep.lab.report.contest import check_data
@@ -155,10 +155,11 @@ def _rehearse(
         data = rehearse(left[0], execution, data_root, download=download)
         for spec in {spec.loss: spec for spec in left}.values():  # the data are the same for all of them
             build_loss(spec, data.train.class_counts)
-        check_data(records, data.train.class_counts, len(data.test), data.files)
+        check_data(records, data.train.class_counts, len(data.test), data.fingerprint)
     else:  # nothing to train, so nothing is read; but files are quickly counted
-        counts = given_counts(specs[0].dataset) if specs[0].imbalance == 1 else None
-        check_data(records, counts or (), files=given_files(specs[0].dataset))
+        dataset = Dataset.parse(specs[0].dataset)
+        counts = dataset.train_counts(data_root) if dataset.is_own and specs[0].imbalance == 1 else None
+        check_data(records, counts or (), files=dataset.fingerprint(data_root))
 
 
 def _collect(specs: Sequence[RunSpec], runs: Path) -> Any:

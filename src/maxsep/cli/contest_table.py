@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from maxsep.lab.data import describe_test
+from maxsep.lab.data import Dataset
 from maxsep.lab.report.comparison import MATRIX_HEADS, Entry
 from maxsep.lab.report.contest import Contest, Contestant
 from maxsep.lab.report.statistics import Comparison
@@ -34,7 +34,7 @@ def about(found: Contest, specs: Sequence[RunSpec]) -> dict[str, Any]:
     return {
         "data": specs[0].dataset,
         **images,
-        "test_images": describe_test(specs[0].dataset),
+        "test_images": Dataset.parse(specs[0].dataset).test_description,
         "setting": base,
         "seeds": sorted({spec.seed for spec in specs}),
     }
@@ -49,7 +49,7 @@ def _header(found: Contest, specs: Sequence[RunSpec]) -> list[str]:
     spec = specs[0]
     lines = []
     if found.records:
-        test = f"{found.records[0].metrics['num_test']:,} test images ({describe_test(spec.dataset)})"
+        test = f"{found.records[0].metrics['num_test']:,} test images ({Dataset.parse(spec.dataset).test_description})"
         counts = found.class_counts
         lines.append(f"{spec.dataset}: {sum(counts):,} training images of {len(counts)} classes, {test}.")
     tail = "" if spec.imbalance == 1 else f", a long tail of {spec.imbalance:g}"

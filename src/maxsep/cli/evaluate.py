@@ -92,7 +92,7 @@ class _Run:
 
     def evaluate(self) -> tuple[dict[str, Any], list[int]]:
         """Its numbers, and how many training images every class has."""
-        from maxsep.lab.data.given import files_differ, given_files
+        from maxsep.lab.data import Dataset, fingerprints_differ
         from maxsep.lab.engine import evaluate
         from maxsep.lab.engine.calibration import with_rejected
         from maxsep.lab.engine.evaluation import known_ece
@@ -101,7 +101,9 @@ class _Run:
         stored = self.result.metrics
         if self.result.has_weights:
             metrics = evaluate(self.folder, self.data, device=str(pick_device(self.device)))
-            self.changed = files_differ(stored.get("files"), given_files(self.spec.dataset, self.data))
+            self.changed = fingerprints_differ(
+                stored.get("files"), Dataset.parse(self.spec.dataset).fingerprint(self.data)
+            )
             if self.changed:
                 _tell_of_test(self.folder, self.spec, self.spec.dataset, self.data)
             return metrics, stored["class_counts"]
@@ -138,15 +140,15 @@ class _Export:
 
     def evaluate(self) -> tuple[dict[str, Any], list[int]]:
         """Its numbers, and how many training images every class has."""
-        from maxsep.lab.data.given import files_differ
+        from maxsep.lab.data import fingerprints_differ
         from maxsep.lab.serving import evaluate_export, export_data
 
         self.data = export_data(self.classifier, self.root, self.dataset)
         source, counts = self.classifier.source, list(self.classifier.class_counts)
         metrics = evaluate_export(self.classifier, self.data)
-        if files_differ(self.classifier.files, self.data.files):
+        if fingerprints_differ(self.classifier.files, self.data.fingerprint):
             _tell_of_test(source, self.spec, self.data.name, self.root)
-        elif not counts and self.data.files is not None:
+        elif not counts and self.data.fingerprint is not None:
             told = f"{source} does not say how many training images every class had"
             touched = "the loss, if it goes by them, and the groups of classes take those of"
             typer.echo(f"maxsep: {told}: {touched} {self.data.name} as it is now. Export anew.", err=True)
@@ -171,9 +173,9 @@ def _tell_of_test(source: Path, spec: RunSpec, dataset: str, data: Path | None) 
         dataset: The folder as a dataset, which has changed.
         data: The data folder.
     """
-    from maxsep.lab.data.given import is_set_aside
+    from maxsep.lab.data import Dataset
 
-    if spec.validation or is_set_aside(dataset, data):
+    if spec.validation or Dataset.parse(dataset).draws_test(data):
         told = f"the images of {dataset} have changed since {source} was trained"
         touched = "which are set aside anew: some may be among those it was trained on, and flatter every number"
         typer.echo(f"maxsep: {told}, and with them the test images, {touched}.", err=True)
@@ -210,11 +212,15 @@ def _unknown(told: dict[str, Any]) -> str:
 
 def _fetch(names: list[str], data: Path | None) -> None:
     """Download the datasets among these names that are not there yet."""
-    from maxsep.lab.data import is_known, load, parse_open_set
+    from maxsep.lab.data import Dataset
 
     for name in names:
-        if is_known(name) or parse_open_set(name):
-            load(name, data, download=True)
+        try:
+            dataset = Dataset.parse(name)
+        except ValueError:  # a set of outliers that is no dataset
+            continue
+        if not dataset.is_own:
+            dataset.read(data, download=True)
 
 
 def _named(ood: list[str], dataset: str, data: Path | None) -> tuple[str, ...]:
@@ -229,7 +235,7 @@ def _named(ood: list[str], dataset: str, data: Path | None) -> tuple[str, ...]:
 
 def _draw(found: dict[str, Any], folder: Path, spec: RunSpec) -> list[Path]:
     """Write a histogram of the negative energy for each set of outliers."""
-    from maxsep.lab.data import FOLDER
+    from maxsep.lab.data.datasets import FOLDER
     from maxsep.lab.report.comparison import Method
     from maxsep.lab.report.outliers_figures import energy_figure
 

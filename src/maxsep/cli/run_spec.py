@@ -28,15 +28,16 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     >>> first_stage({"dataset": "digits", "loss": "logit_adjusted", "loss_options": ["tau=2"]}).loss_options
     (('tau', 2.0),)
     """
-    from maxsep.lab.data.imagenet import parse_imagenet
-    from maxsep.lab.recipes.own_data import usual_augmentation, usual_batch, usual_network
+    from maxsep.lab.data import Dataset
+    from maxsep.lab.recipes.own_data import usual_batch
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))
     fields["head_options"] = head_options(fields.get("head") or RunSpec.head, given.get("head_options"))
     fields["dataset"] = dataset = _named(fields["dataset"], data)
-    if has_usual_batch(dataset) or parse_imagenet(dataset):
-        usual = {"network": usual_network(dataset), "augmentation": usual_augmentation(dataset)}
+    known = Dataset.parse(dataset)
+    if has_usual_batch(dataset) or known.is_imagenet:
+        usual = {"network": known.default_network, "augmentation": known.default_augmentation}
         fields |= {name: value for name, value in usual.items() if fields.get(name) is None}
     spec = checked(RunSpec(**{name: value for name, value in fields.items() if value is not None}))
     if given.get("batch_size") is None and has_usual_batch(dataset):
@@ -50,9 +51,9 @@ def has_usual_batch(dataset: str) -> bool:
     >>> has_usual_batch("digits"), has_usual_batch("cifar10")
     (True, False)
     """
-    from maxsep.lab.data import FOLDER
+    from maxsep.lab.data import Dataset
 
-    return dataset == "digits" or dataset.startswith(FOLDER)
+    return dataset == "digits" or Dataset.parse(dataset).is_own
 
 
 def second_stage(given: Given, start: Path, data: Path | None = None) -> RunSpec:
@@ -98,10 +99,10 @@ def check_unchanged(run: Run, data: Path | None, advice: str) -> None:
         data: The data folder.
         advice: What to do, a sentence.
     """
-    from maxsep.lab.data.given import files_differ, given_files
+    from maxsep.lab.data import Dataset, fingerprints_differ
 
     dataset = run.spec.dataset
-    if files_differ(run.metrics.get("files"), given_files(dataset, data)):
+    if fingerprints_differ(run.metrics.get("files"), Dataset.parse(dataset).fingerprint(data)):
         raise ValueError(
             f"the images of {dataset} have changed since {run.folder} was trained: files of other names or sizes. "
             f"{advice}"
@@ -212,12 +213,13 @@ def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     >>> count_images(RunSpec())
     1198
     """
-    from maxsep.lab.data import FOLDER, is_known, name_data
-    from maxsep.lab.estimate import class_sizes, num_train
+    from maxsep.lab.data import Dataset
+    from maxsep.lab.estimate import num_train
 
-    if spec.dataset.startswith(FOLDER):
-        return num_train(spec, class_sizes(name_data(spec.dataset, data)))
-    return num_train(spec) if is_known(spec.dataset) else None
+    dataset = Dataset.parse(spec.dataset)
+    if dataset.is_own:
+        dataset = Dataset.find(spec.dataset, data)
+    return None if dataset.open_set else num_train(spec, dataset.train_counts(data))
 
 
 def _value(name: str, text: str, default: object, flag: str = "--loss-option") -> object:
@@ -242,7 +244,9 @@ def _of_optimiser(name: str, given: Given, usual: float | None = None) -> dict[s
 
 def _named(dataset: str, data: Path | None) -> str:
     """Name a folder as a dataset; what is called one already, or is known by name, stays as it is."""
-    from maxsep.lab.data import name_data
-    from maxsep.lab.data.given import is_folder
+    from maxsep.lab.data import Dataset
 
-    return name_data(dataset, data) if is_folder(dataset, data) else dataset
+    try:
+        return Dataset.parse(dataset).name
+    except ValueError:
+        return Dataset.find(dataset, data).name

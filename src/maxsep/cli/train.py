@@ -132,7 +132,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train one network with one head; a finished run is not trained again, a broken one goes on."""
-    from maxsep.lab.data import with_order
+    from maxsep.lab.data import list_once, with_order
 
     # options have the names of the spec's fields
     given = {name: value for name, value in context.params.items() if name in RunSpec.__dataclass_fields__}
@@ -141,16 +141,17 @@ def command(
         given["loss_options"], typed = loss_option, typed | {"loss_options"}
     if head_option:
         given["head_options"], typed = head_option, typed | {"head_options"}
-    if start is None:
-        spec = first_stage(given | {"precision": precision or default_precision(device)}, data)
-        [spec] = with_order([spec], data, download=download)
-    else:
-        spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
-        runs = beside(start, spec, runs if "runs" in typed else None)
-    there = _check_there(runs / spec.name, data)
-    _announce(spec, typed, data, as_json)
-    more = {"download": True} if download else {}
-    _train(spec, runs, there, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
+    with list_once():
+        if start is None:
+            spec = first_stage(given | {"precision": precision or default_precision(device)}, data)
+            [spec] = with_order([spec], data, download=download)
+        else:
+            spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
+            runs = beside(start, spec, runs if "runs" in typed else None)
+        there = _check_there(runs / spec.name, data)
+        _announce(spec, typed, data, as_json)
+        more = {"download": True} if download else {}
+        _train(spec, runs, there, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
 
 
 def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) -> None:
@@ -171,11 +172,13 @@ def _opening(spec: RunSpec, typed: set[str], images: int | None) -> str:
         typed: The options that were.
         images: How many training images there are, if that is known.
     """
+    from maxsep.lab import data as lab_data
+
     counted = "" if images is None else f"{images:,} training images, "
     first = spec.start_from
     if first is None:
-        is_own = spec.dataset.startswith(("folder:", "imagenet"))
-        chosen = _chosen(spec, typed) if images is not None and is_own else ""
+        has_pictures = lab_data.Dataset.parse(spec.dataset).has_pictures
+        chosen = _chosen(spec, typed) if images is not None and has_pictures else ""
         return f"{spec.dataset}: {counted}{chosen}" if chosen else ""
     sized = "" if "batch_size" in typed else " (--batch-size names another size)"
     epochs = f"{spec.epochs} epoch{'' if spec.epochs == 1 else 's'} of {spec.optimiser} at {spec.learning_rate:g}"

@@ -9,11 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from maxsep.lab.data.given import given_counts
-from maxsep.lab.data.imagenet import parse_imagenet
-from maxsep.lab.data.long_tail import long_tail_counts
-from maxsep.lab.data.open_set import parse_open_set
-from maxsep.lab.data.split import held_counts
+from maxsep.lab.data import Dataset, held_counts, long_tail_counts
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -25,16 +21,6 @@ COMPARABLE = 10
 
 WALL = "wall.json"
 """Written by a grid into a run folder: the whole time of the call that trained it, reading the data included."""
-
-_COUNTS: dict[str, list[int]] = {
-    "cifar10": [5000] * 10,
-    "cifar100": [500] * 100,
-    "svhn": [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659],
-    "digits": [119, 121, 118, 122, 121, 121, 121, 119, 116, 120],
-    "imagenet": [1282] * 167 + [1281] * 833,
-    "imagenet_lt": [116] * 846 + [115] * 154,
-}
-"""Training images of each class in the datasets that are known by name; of ImageNet and its subset their mean."""
 
 _START = {"cifar10": 10.0, "cifar100": 10.0, "svhn": 12.0, "digits": 1.0, "imagenet": 60.0, "imagenet_lt": 60.0}
 """Seconds to read and check a dataset and to build everything, until it was measured."""
@@ -142,16 +128,13 @@ class Estimator:
         return torch.cuda.is_available()
 
 
-def class_sizes(dataset: str) -> list[int]:
+def class_sizes(dataset: str, root: str | Path | None = None) -> list[int]:
     """Give the training images of every class without reading one; files of a folder are counted.
 
     >>> class_sizes("svhn")[:3]
     [4948, 13861, 10585]
     """
-    if split := parse_open_set(dataset):
-        return [_COUNTS[split.source][label] for label in split.known]
-    name, _ = parse_imagenet(dataset) or (dataset, 0)
-    return _COUNTS.get(name) or given_counts(dataset) or _UNKNOWN
+    return Dataset.parse(dataset).train_counts(root) or _UNKNOWN
 
 
 def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from maxsep.lab.data import load, parse_open_set, with_order
+from maxsep.lab.data import Dataset, with_order
 from maxsep.lab.durations import parse_budget
 from maxsep.lab.estimate import Estimate, Estimator, write_wall
 from maxsep.lab.outcome import Event, PlannedRun, State, Summary
@@ -205,9 +205,9 @@ def check_data(
         download: Whether missing datasets may be fetched.
     """
     needed = (spec.dataset for spec in specs if Run(Path(runs) / canonical(spec).name).state != "finished")
-    splits = {dataset: parse_open_set(dataset) for dataset in needed}
+    splits = {dataset: Dataset.parse(dataset).open_set for dataset in needed}
     for dataset in dict.fromkeys(split.source if split else dataset for dataset, split in splits.items()):
-        load(dataset, data_root, download=download)
+        Dataset.parse(dataset).read(data_root, download=download)
     if after is not None:
         after.check(specs, Path(runs), data_root, download)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from maxsep.lab.data import Data, ImageSet, load, load_outliers, parse_open_set
-from maxsep.lab.data.open_set import SPLITS, OpenSet, keep_classes, known_data
+from maxsep.lab.data import Dataset, ImageSet, Splits, load_outliers
+from maxsep.lab.data.open_set import SPLITS, OpenSetSplit, keep_classes, known_classes
 from maxsep.lab.data.open_set_splits import KNOWN, UNKNOWN_OF_CIFAR100
 
 COUNTS = {
@@ -26,7 +26,7 @@ def images(counts):
 @pytest.fixture(scope="module")
 def official():
     """Every dataset with the official number of images of every class, each of one pixel."""
-    return {name: Data(name, *map(images, counts)) for name, counts in COUNTS.items()}
+    return {name: Splits(name, *map(images, counts)) for name, counts in COUNTS.items()}
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def official():
 )
 def test_sizes(official, benchmark, train, known, unknown):
     for number in range(SPLITS):
-        split = OpenSet(benchmark, number)
-        data = known_data(split, official[split.source])
+        split = OpenSetSplit(benchmark, number)
+        data = known_classes(split, official[split.source])
         assert (len(data.train), len(data.test)) == (train[number], known[number])
         outside = official[split.unknown_source].test
         assert {name: len(keep_classes(outside, c)) for name, c in split.unknown.items()} == {
@@ -54,7 +54,7 @@ def test_sizes(official, benchmark, train, known, unknown):
 
 
 def test_labels_are_places_in_the_list(official):
-    data = known_data(OpenSet("cifar10", 2), official["cifar10"])
+    data = known_classes(OpenSetSplit("cifar10", 2), official["cifar10"])
     assert data.train.classes == ("1", "5", "7", "3", "9", "4")
     assert data.train.class_counts == [5000] * 6
 
@@ -62,7 +62,7 @@ def test_labels_are_places_in_the_list(official):
 @pytest.mark.parametrize("benchmark", KNOWN)
 def test_the_lists(benchmark):
     for number in range(SPLITS):
-        split = OpenSet(benchmark, number)
+        split = OpenSetSplit(benchmark, number)
         assert len(set(split.known)) == len(split.known) == (4 if benchmark == "cifar+" else 6)
         for name, classes in split.unknown.items():
             assert len(set(classes)) == len(classes) == {"unknown": 4, "cifar+10": 10, "cifar+50": 50}[name]
@@ -75,7 +75,7 @@ def test_fifty_unknown_classes_end_with_the_ten():
 
 
 def test_splits_of_the_same_classes_are_marked():
-    marked = {b: [OpenSet(b, i).same_classes_as for i in range(SPLITS)] for b in KNOWN}
+    marked = {b: [OpenSetSplit(b, i).same_classes_as for i in range(SPLITS)] for b in KNOWN}
     assert marked == {
         "svhn": [None, 0, None, None, None],
         "cifar10": [None, 0, None, None, None],
@@ -84,23 +84,16 @@ def test_splits_of_the_same_classes_are_marked():
     }
 
 
-@pytest.mark.parametrize("name", ["osr_cifar10_5", "osr_mnist_0", "osr_cifar+"])
-def test_a_wrong_split_is_told_the_form(name):
-    assert parse_open_set(name) is None
-    with pytest.raises(ValueError, match=r"unknown open-set split .* Write osr_BENCHMARK_SPLIT.*such as osr_cifar\+_3"):
-        load(name)
-
-
 def test_splits_are_read_from_the_files_of_their_sources(tmp_path, write_cifar):
     write_cifar(tmp_path, "cifar10")
     write_cifar(tmp_path, "cifar100")
-    data = load("osr_cifar+_0", tmp_path)
+    data = Dataset.parse("osr_cifar+_0").read(tmp_path)
     assert data.name == "osr_cifar+_0"
     assert data.train.classes == ("class 4", "class 7", "class 9", "class 1")
     assert data.test.shape == (3, 32, 32)
     assert len(load_outliers("cifar+50", tmp_path, like="osr_cifar+_0")) == 100
     unknown = load_outliers("unknown", tmp_path, like="osr_cifar10_0")
-    test = load("cifar10", tmp_path).test
+    test = Dataset.parse("cifar10").read(tmp_path).test
     assert torch.equal(unknown.images, test.images[torch.isin(test.labels, torch.tensor([2, 3, 5, 8]))])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from maxsep.lab.data import load, sources
+from maxsep.lab.data import Dataset, sources
 from maxsep.lab.data.checksums import SUMS
 from maxsep.lab.data.download import DownloadError
 
@@ -36,12 +36,12 @@ def official(tmp_path, write_cifar, server, monkeypatch):
 
 def test_download_unpack_and_load(tmp_path, official, server, visible):
     root, seen = tmp_path / "data", []
-    data = load("cifar10", root, download=True, progress=lambda *n: seen.append(n))
+    data = Dataset.parse("cifar10").read(root, download=True, progress=lambda *n: seen.append(n))
     assert len(data.train) == 20
     assert seen
     assert (root / "cifar-10-batches-py" / SUMS).is_file()
     assert visible(root) == ["cifar-10-batches-py", "cifar-10-python.tar.gz"]
-    load("cifar10", root, download=True)
+    Dataset.parse("cifar10").read(root, download=True)
     assert len(server.requests) == 1
 
 
@@ -49,7 +49,7 @@ def test_archive_put_there_by_hand_is_unpacked_without_a_network(tmp_path, offic
     root = tmp_path / "data"
     root.mkdir()
     (root / "cifar-10-python.tar.gz").write_bytes(official)
-    assert len(load("cifar10", root).test) == 4
+    assert len(Dataset.parse("cifar10").read(root).test) == 4
     assert not server.requests
 
 
@@ -60,14 +60,14 @@ def test_damaged_archive_is_never_unpacked(tmp_path, official, damage):
     wrong = official[:-100] if damage == "truncated" else bytes([official[0] ^ 1]) + official[1:]
     (root / "cifar-10-python.tar.gz").write_bytes(wrong)
     with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz is not the official archive \(.* instead of"):
-        load("cifar10", root)
+        Dataset.parse("cifar10").read(root)
     assert not (root / "cifar-10-batches-py").exists()
 
 
 def test_wrong_archive_on_the_server(tmp_path, official, server):
     server.files["/cifar-10-python.tar.gz"] = official[::-1]
     with pytest.raises(DownloadError, match=r"SHA-256 \w+ instead of \w+\n") as caught:
-        load("cifar10", tmp_path / "data", download=True)
+        Dataset.parse("cifar10").read(tmp_path / "data", download=True)
     assert f"Without a network, fetch it elsewhere ({len(official)} bytes" in str(caught.value)
     assert f"put it at {tmp_path / 'data' / 'cifar-10-python.tar.gz'}" in str(caught.value)
     assert "set MAXSEP_MIRRORS to the address of a mirror" in str(caught.value)
@@ -77,7 +77,7 @@ def test_wrong_archive_on_the_server(tmp_path, official, server):
 def test_own_mirrors_come_first(tmp_path, official, server, monkeypatch):
     server.files["/mirror/cifar-10-python.tar.gz"] = official
     monkeypatch.setenv("MAXSEP_MIRRORS", f"{server.url('/none')} {server.url('/mirror/')}")
-    load("cifar10", tmp_path / "data", download=True)
+    Dataset.parse("cifar10").read(tmp_path / "data", download=True)
     assert [path for path, _ in server.requests] == [
         "/none/cifar-10-python.tar.gz",
         "/mirror/cifar-10-python.tar.gz",
@@ -95,10 +95,10 @@ def test_svhn_is_downloaded_file_by_file(tmp_path, server, monkeypatch):
         sums = {"sha256": hashlib.sha256(content).hexdigest(), "md5": hashlib.md5(content).hexdigest()}
         files.append(replace(file, size=len(content), urls=(server.url(f"/{file.name}"),), **sums))
     monkeypatch.setattr(sources, "SVHN", tuple(files))
-    data = load("svhn", tmp_path / "data", download=True)
+    data = Dataset.parse("svhn").read(tmp_path / "data", download=True)
     assert len(data.test) == 20
     assert len((tmp_path / "data" / "svhn" / SUMS).read_text().splitlines()) == 2
-    load("svhn", tmp_path / "data")
+    Dataset.parse("svhn").read(tmp_path / "data")
     assert len(server.requests) == 2
 
 
@@ -127,13 +127,13 @@ def test_missing_data_says_what_to_put_where(tmp_path, dataset, parts):
     with pytest.raises(
         FileNotFoundError, match=f"{dataset} is not in .*expected {parts}.*--data DIR or MAXSEP_DATA"
     ) as caught:
-        load(dataset, tmp_path)
+        Dataset.parse(dataset).read(tmp_path)
     assert "add --download to fetch them (set MAXSEP_MIRRORS to try mirrors of your own first)" in str(caught.value)
     with pytest.raises(FileNotFoundError, match="That folder does not exist"):
-        load(dataset, tmp_path / "nowhere")
+        Dataset.parse(dataset).read(tmp_path / "nowhere")
 
 
 def test_folder_one_level_too_deep_is_pointed_out(tmp_path, write_cifar):
     folder = write_cifar(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"Did you mean its parent, {tmp_path}"):
-        load("cifar10", folder)
+        Dataset.parse("cifar10").read(folder)

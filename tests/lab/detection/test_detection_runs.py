@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from maxsep.detect import ODIN, Mahalanobis
-from maxsep.lab.data import load, load_outliers, prepare
+from maxsep.lab.data import Dataset, load_outliers, prepare
 from maxsep.lab.detection import FILE, Wish, covers, detect, distances, ensure_detection, read_detection
 from maxsep.lab.detection.distances import Distances
 from maxsep.lab.engine import load_model, train
@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_weights(folder, noise, record):
     network, _ = load_model(folder)
     told = json.loads((folder / "result.json").read_text())["preprocessing"]
     mean, std = (torch.tensor(told[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
-    test = load("digits").test
+    test = Dataset.parse("digits").read().test
     outside = load_outliers(noise, like="digits", shape=(1, 8, 8))
     with torch.no_grad():
         logits = [network((images.images / 255 - mean) / std) for images in (test, outside)]
@@ -92,7 +92,7 @@ def test_all_steps_share_one_gradient_and_no_step_costs_no_pass(folder, monkeypa
     network, _ = load_model(folder)
     told = json.loads((folder / "result.json").read_text())["preprocessing"]
     pipeline = Pipeline(network, torch.tensor(told["mean"]), torch.tensor(told["std"])).eval().requires_grad_(False)
-    data, rows = load("digits"), []
+    data, rows = Dataset.parse("digits").read(), []
     features = network.features
     monkeypatch.setattr(network, "features", lambda x: rows.append((len(x), torch.is_grad_enabled())) or features(x))
     found = Distances(pipeline, torch.tensor(told["std"]), Mahalanobis(), (0.0, 0.01, 0.001))
@@ -200,7 +200,7 @@ def test_scores_of_scaled_cosines(ldam, noise):
     network, _ = load_model(ldam)
     told = json.loads((ldam / "result.json").read_text())["preprocessing"]
     mean, std = (torch.tensor(told[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
-    test, outside = load("digits").test, load_outliers(noise, like="digits", shape=(1, 8, 8))
+    test, outside = Dataset.parse("digits").read().test, load_outliers(noise, like="digits", shape=(1, 8, 8))
     known, other = (((images.images / 255) - mean) / std for images in (test, outside))
     with torch.no_grad():
         scores = [(30 * network(x).double()).softmax(1).amax(1) for x in (known, other)]

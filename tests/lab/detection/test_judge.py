@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from maxsep.lab.data import load
+from maxsep.lab.data import Dataset
 from maxsep.lab.detection.judge import Wish, full_precision, judge, read_outliers
 from maxsep.lab.spec import RunSpec
 
@@ -26,7 +26,7 @@ def by_brightness(images):
 
 
 def test_known_images_stand_against_outliers(noise):
-    stages, data = [], load("digits")
+    stages, data = [], Dataset.parse("digits").read()
     told = judge(RunSpec(), by_brightness, data, Wish(outliers=(noise,), **WISH), None, stages.append)
     assert stages == [f"scoring {len(data.test)} test images", "scoring 12 outliers"]
     known, outside = (
@@ -45,7 +45,9 @@ def test_known_images_stand_against_outliers(noise):
 
 def test_the_record_says_how_the_loss_scales_logits_and_how_many_images_the_run_takes(noise):
     spec = RunSpec(loss="ldam", head="cosine", max_test=5)
-    told = judge(spec, by_brightness, load("digits"), Wish(outliers=(noise,), **WISH), None, lambda stage: None)
+    told = judge(
+        spec, by_brightness, Dataset.parse("digits").read(), Wish(outliers=(noise,), **WISH), None, lambda stage: None
+    )
     assert told["softmax_scale"] == 30.0
     assert told["sets"][noise]["count"] == 5
 
@@ -54,7 +56,14 @@ def test_files_that_are_no_images_are_named(noise_of):
     noise = noise_of(3)
     broken = Path(noise.removeprefix("folder:")) / "broken.png"
     broken.write_bytes(b"no image")
-    told = judge(RunSpec(), by_brightness, load("digits"), Wish(outliers=(noise,), **WISH), None, lambda stage: None)
+    told = judge(
+        RunSpec(),
+        by_brightness,
+        Dataset.parse("digits").read(),
+        Wish(outliers=(noise,), **WISH),
+        None,
+        lambda stage: None,
+    )
     (problem,) = told["sets"][noise]["unreadable"]
     assert problem["path"] == str(broken)
     assert told["sets"][noise]["count"] == 3

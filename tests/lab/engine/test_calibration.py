@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsep import detect
-from maxsep.lab import data as lab_data
-from maxsep.lab.data import Data, ImageSet, normalisation, prepare
+from maxsep.lab.data import Dataset, ImageSet, Splits, normalisation, prepare, subsets
 from maxsep.lab.engine import evaluate, load_model, train
 from maxsep.lab.engine.calibration import SCORES, check_score, with_rejected
 from maxsep.lab.engine.evaluation import predict
@@ -57,7 +56,7 @@ def seen(monkeypatch):
 
         monkeypatch.setattr(f"maxsep.lab.engine.{place}.predict", watched_predict)
 
-    monkeypatch.setattr("maxsep.lab.data.load", lambda *_, **__: Data("digits", TRAIN, TEST))
+    monkeypatch.setattr(Dataset, "read", lambda *_, **__: Splits("digits", TRAIN, TEST))
     monkeypatch.setattr(Pipeline, "normalise", watched)
     watch("trainer", "tested")
     watch("calibration", "calibrated")
@@ -94,15 +93,15 @@ def test_calibration_data_is_neither_trained_nor_tested_on(spec, seen, tmp_path)
 
 
 def test_a_hold_out_that_stays_in_training_would_be_noticed(seen, tmp_path, monkeypatch):
-    real = lab_data.hold_out
-    monkeypatch.setattr(lab_data, "hold_out", lambda labels, *more: (torch.arange(len(labels)), real(labels, *more)[1]))
+    real = subsets.hold_out
+    monkeypatch.setattr(subsets, "hold_out", lambda labels, *more: (torch.arange(len(labels)), real(labels, *more)[1]))
     train(SPEC, runs=tmp_path, execution=CPU, progress=False)
     with pytest.raises(AssertionError, match="calibration images were trained on"):
         check_no_leak(seen)
 
 
 def test_calibration_on_test_images_would_be_noticed(seen, tmp_path, monkeypatch):
-    monkeypatch.setattr("maxsep.lab.engine.loop.prepare", lambda *_, **__: Data("digits", TRAIN, TEST, TEST))
+    monkeypatch.setattr("maxsep.lab.engine.loop.prepare", lambda *_, **__: Splits("digits", TRAIN, TEST, TEST))
     train(SPEC, runs=tmp_path, execution=CPU, progress=False)
     with pytest.raises(AssertionError, match="calibration images were tested on"):
         check_no_leak(seen)
@@ -116,9 +115,9 @@ def test_calibration_on_test_images_would_be_noticed(seen, tmp_path, monkeypatch
     seed=st.integers(0, 5),
 )
 def test_every_class_with_two_images_gives_one_and_keeps_one(counts, validation, calibration, seed):
-    whole = Data("digits", numbered(counts, 0), numbered([1] * len(counts), 1000))
+    whole = Splits("digits", numbered(counts, 0), numbered([1] * len(counts), 1000))
     spec = RunSpec(validation=validation, calibration=calibration, subset_seed=seed)
-    with mock.patch("maxsep.lab.data.load", return_value=whole):
+    with mock.patch.object(Dataset, "read", return_value=whole):
         found, before = prepare(spec), prepare(spec.replace(calibration=0.0))
     parts = [numbers_of(split.images) for split in (found.train, found.calibration)]
     assert not parts[0] & parts[1]
@@ -132,10 +131,10 @@ def test_every_class_with_two_images_gives_one_and_keeps_one(counts, validation,
 
 
 def test_single_images_cannot_be_held_out():
-    whole = Data("digits", numbered([1, 1], 0), numbered([1, 1], 1000))
+    whole = Splits("digits", numbered([1, 1], 0), numbered([1, 1], 1000))
     with (
-        mock.patch("maxsep.lab.data.load", return_value=whole),
-        pytest.raises(ValueError, match=r"none can be held out for calibration. Use calibration=0"),
+        mock.patch.object(Dataset, "read", return_value=whole),
+        pytest.raises(ValueError, match="calibration must be 0"),
     ):
         prepare(RunSpec(calibration=0.5))
 

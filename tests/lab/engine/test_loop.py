@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from maxsep.lab.data.folder import load_folder
+from maxsep.lab.data import Dataset
 from maxsep.lab.engine import CheckpointError, NonFiniteError, assemble, checkpoint, loop, state, step, train, trainer
 from maxsep.lab.spec import Execution, RunSpec, options
 
@@ -235,7 +235,7 @@ def test_a_resume_point_of_other_pictures_is_refused(tmp_path, monkeypatch):
     new.rename(old)
     told = result(run(tmp_path / "runs", spec))
     assert told["resumed"] == 1
-    assert told["metrics"]["files"] == load_folder(tmp_path / "pictures", 8).files
+    assert told["metrics"]["files"] == Dataset.parse(spec.dataset).fingerprint()
 
 
 def test_other_conditions_are_told_on_resume(tmp_path, monkeypatch, capsys):

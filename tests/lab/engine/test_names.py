@@ -42,7 +42,7 @@ def test_a_double_correction_is_told_when_a_run_is_rehearsed():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "folder:"}, r"'folder:' is no folder of images"),
+        ({"dataset": "folder:"}, r"unknown dataset 'folder:'"),
         ({"dataset": "folders:x"}, r"unknown dataset 'folders:x'"),
         ({"network": "keras/resnet"}, r"unknown network 'keras/resnet'.*timm/NAME"),
         (

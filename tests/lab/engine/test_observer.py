@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from maxsep.lab.data import load_outliers, prepare
+from maxsep.lab.data import load_outliers, normalisation, prepare
 from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.names import check_names
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
-SPEC = RunSpec(dataset="osr_cifar10_0", network="mlp", head="plain", epochs=3, batch_size=32, normalisation="half")
+SPEC = RunSpec(dataset="osr_cifar10_0", network="mlp", head="plain", epochs=3, batch_size=32, normalisation="cifar10")
 WATCHED = SPEC.replace(features_at=(1, 3))
 
 
@@ -42,9 +42,10 @@ def test_norms_of_every_epoch_and_points_of_some(root, watched):
     assert record["classes"] == [f"class {i}" for i in (0, 6, 4, 9, 1, 7)]
     network, _ = load_model(watched)
     data = prepare(WATCHED, root)
+    mean, std = normalisation("cifar10", data)
     unknown = load_outliers("unknown", root, like=WATCHED.dataset)
     for images, side, norm in ((data.test, "known", "norm_known"), (unknown, "unknown", "norm_unknown")):
-        features = network.features((images.images / 255 - 0.5) / 0.5).detach()
+        features = network.features((images.images / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)).detach()
         assert history[-1][norm] == pytest.approx(features.norm(dim=1).mean().item(), rel=1e-5)
         assert np.allclose(record["epochs"]["3"][side], features, atol=1e-3)
     assert record["epochs"]["3"]["labels"] == data.test.labels.tolist()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from maxsep.lab import recipes
-from maxsep.lab.data import parse_open_set
+from maxsep.lab.data import Dataset
 from maxsep.lab.detection.measures import histogram, logit_scores, measure_scores
 from maxsep.lab.report import render
 from maxsep.lab.spec import RunSpec
@@ -150,7 +150,7 @@ def write_outside(runs: Path) -> Path:
         if spec.optimiser == "sgd" or spec.seed == 1:
             make_detection(write_run(runs, spec, top1=0.75 + 0.002 * spec.seed), spec, OOD)
     for spec in recipes.get("openset").specs():
-        split = parse_open_set(spec.dataset)
+        split = Dataset.parse(spec.dataset).open_set
         if split.benchmark != "svhn" or split.split < 2:
             sets = {name: f"{name} classes" for name in split.unknown}
             make_detection(write_run(runs, spec, top1=0.93 + 0.01 * split.split), spec, sets)

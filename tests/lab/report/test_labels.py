@@ -8,7 +8,6 @@ FIRST = RunSpec(dataset="cifar100", network="resnet32", imbalance=0.01, nesterov
 
 def test_names():
     assert dataset_label("folder:/a/b/birds/") == "birds"
-    assert dataset_label("something") == "something"
     assert dataset_label("osr_cifar+_0") == "CIFAR+ split 0"
     assert (network_label("timm/vit"), network_label("wrn40_2")) == ("timm/vit", "WideResNet-40-2")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from maxsep.lab import recipes
-from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.data import Dataset
 from maxsep.lab.report import outliers_figures, render
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import settings_of
@@ -168,7 +168,7 @@ def test_a_split_with_the_classes_of_another_is_marked(settings):
 def measured(folder, run_folder, write_detection, only):
     """The open-set section and sentences of made-up runs."""
     for spec in recipes.get("openset").specs(only=only):
-        sets = {name: f"{name} classes" for name in parse_open_set(spec.dataset).unknown}
+        sets = {name: f"{name} classes" for name in Dataset.parse(spec.dataset).open_set.unknown}
         write_detection(run_folder(folder, spec, top1=0.9), spec, sets)
     settings = settings_of(collect(folder).records)
     return openset_section(settings), openset_sentences(settings)

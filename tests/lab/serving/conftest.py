@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from maxsep.lab.data import load
+from maxsep.lab.data import Dataset
 from maxsep.lab.engine import train
 from maxsep.lab.serving import export
 from maxsep.lab.spec import Execution, RunSpec
@@ -27,7 +27,7 @@ def exported(run, tmp_path_factory):
 def pictures(tmp_path_factory):
     """Forty test digits as PNG files."""
     folder = tmp_path_factory.mktemp("digits")
-    for number, image in enumerate(load("digits").test.images[:40]):
+    for number, image in enumerate(Dataset.parse("digits").read().test.images[:40]):
         Image.fromarray(image[0].numpy()).save(folder / f"{number:03d}.png")
     return folder
 

@@ -9,7 +9,7 @@ import torch
 import maxsep
 from maxsep import detect
 from maxsep.files import write_folder
-from maxsep.lab.data import load, prepare
+from maxsep.lab.data import Dataset, prepare
 from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.calibration import SCORES
 from maxsep.lab.engine.model import Pipeline
@@ -17,7 +17,7 @@ from maxsep.lab.run import Run
 from maxsep.lab.serving import export, open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
-IMAGES = load("digits").test.images[:50]
+IMAGES = Dataset.parse("digits").read().test.images[:50]
 
 
 def test_a_run_answers_as_its_pipeline_does(run):

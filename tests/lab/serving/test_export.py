@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import maxsep
-from maxsep.lab.data import load
+from maxsep.lab.data import Dataset
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.run import Run
 from maxsep.lab.serving import export
@@ -53,7 +53,7 @@ def test_any_program_can_run_the_onnx_file(run, exported):
     onnx.checker.check_model(path)
     assert sorted(file.name for file in path.parent.iterdir()) == ["MANIFEST.json", "maxsep.json", "model.onnx"]
     how = json.loads((path.parent / "maxsep.json").read_text())["preprocessing"]
-    data = load("digits").test
+    data = Dataset.parse("digits").read().test
     images = (data.images.numpy() / 255 - how["mean"][0]) / how["std"][0]
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"images": images.astype("float32")})
@@ -103,9 +103,9 @@ def test_a_program_reads_by_what_logits_are_multiplied(ldam):
     told = json.loads((exported["onnx"] / "maxsep.json").read_text())
     assert told["extra"]["softmax_scale"] == told["extra"]["unknown"]["softmax_scale"] == 30.0
     assert told["threshold"] <= 1, "the model gives cosines, and the largest of them is compared with it"
-    images = (load("digits").test.images.numpy() / 255 - told["preprocessing"]["mean"][0]) / told["preprocessing"][
-        "std"
-    ][0]
+    images = (Dataset.parse("digits").read().test.images.numpy() / 255 - told["preprocessing"]["mean"][0]) / told[
+        "preprocessing"
+    ]["std"][0]
     session = onnxruntime.InferenceSession(exported["onnx"] / "model.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {"images": images.astype("float32")})
     probabilities = (told["extra"]["softmax_scale"] * torch.from_numpy(logits)).softmax(1)

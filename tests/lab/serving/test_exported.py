@@ -115,5 +115,5 @@ def test_a_loss_goes_by_the_images_that_were_trained_on(ldam):
 def test_what_is_known_of_the_files_is_passed_on(of_pictures, exported):
     classifier, moved, _ = of_pictures
     assert classifier.files is not None
-    assert classifier.files == export_data(classifier, dataset=str(moved)).files
+    assert classifier.files == export_data(classifier, dataset=str(moved)).fingerprint
     assert open_classifier(exported["onnx"], "cpu").files is None

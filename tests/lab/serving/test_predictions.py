@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from maxsep import detect
-from maxsep.lab.data import load
+from maxsep.lab.data import Dataset
 from maxsep.lab.serving import Prediction, Unreadable, find_images, open_classifier, predictions
 
-IMAGES = load("digits").test.images[:40]
+IMAGES = Dataset.parse("digits").read().test.images[:40]
 
 
 @pytest.fixture(scope="module")

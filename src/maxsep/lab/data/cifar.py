@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from maxsep.lab.data.checksums import verify
-from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.images import ImageSet, Splits
 from maxsep.lab.data.unpickle import RefusedError, read_data, shown
 
 _PIXELS = 3 * 32 * 32
@@ -52,7 +52,7 @@ LAYOUTS = {
 }
 
 
-def load_cifar(name: str, root: Path) -> Data:
+def load_cifar(name: str, root: Path) -> Splits:
     """Read `cifar10` or `cifar100` from its official folder below root.
 
     The batches are decoded by a reader that executes nothing of the file (see `unpickle`). Any damage is one
@@ -84,7 +84,7 @@ def load_cifar(name: str, root: Path) -> Data:
     else:
         _check_classes(folder / layout.train[0], train)
         _check_classes(folder / layout.test[0], test)
-    return Data(name, train, test)
+    return Splits(name, train, test)
 
 
 def _join(batches: list[tuple[Tensor, Tensor]], classes: tuple[str, ...]) -> ImageSet:

@@ -16,7 +16,7 @@ import torch
 
 from maxsep.files import replace_file, sync_file
 from maxsep.lab.data.decode import decode, warn_of_reduced
-from maxsep.lab.data.imageset import ImageSet, labels_of
+from maxsep.lab.data.images import ImageSet, labels_of
 from maxsep.lab.data.lock import locked
 
 if TYPE_CHECKING:

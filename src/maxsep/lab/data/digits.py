@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from maxsep.lab.data.imageset import Data, ImageSet
-from maxsep.lab.data.split import hold_out
+from maxsep.lab.data.images import ImageSet, Splits, hold_out
 
 TEST_FRACTION = 1 / 3
 
 
-def load_digits() -> Data:
+def load_digits() -> Splits:
     """Load the digits as (N, 1, 8, 8) uint8 with a fixed stratified split, a third for testing.
 
     The original grey levels 0 to 16 are stretched to 0 to 255.
@@ -29,4 +28,4 @@ def load_digits() -> Data:
     labels = torch.from_numpy(bunch.target).long()
     everything = ImageSet(images, labels, tuple(str(digit) for digit in range(10)))
     kept, held = hold_out(labels, TEST_FRACTION, seed=0)
-    return Data("digits", everything.subset(kept), everything.subset(held))
+    return Splits("digits", everything.subset(kept), everything.subset(held))

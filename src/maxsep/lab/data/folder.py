@@ -2,83 +2,152 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
-import re
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
-from maxsep.lab.data.imageset import Data, ImageSet, labels_of
-from maxsep.lab.data.split import hold_out
+from maxsep.lab.data.images import ImageSet, Splits, held_counts, hold_out, labels_of
 
 Unreadable = dict[Path, ValueError]
 """Files that were left out, and why; the reason is a sentence that names the file."""
-FOLDER = "folder:"
-"""What a folder's path has before it where names of datasets are expected."""
 SIZE = 32
 TEST_FRACTION = 0.2
 SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
 """Names of splits, of which train, test and val are understood; a folder with no others is not one of classes."""
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
 IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
+_LISTINGS: ContextVar[dict[Path, Listing] | None] = ContextVar("listings", default=None)
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Split `PATH` or `PATH?size=N` into the path and the side of the square images.
+@dataclass(frozen=True)
+class Pictures:
+    """The picture files of a split, class by class."""
 
-    >>> parse_address("my/pictures?size=64")
-    ('my/pictures', 64)
-    >>> parse_address("my/pictures")
-    ('my/pictures', 32)
+    classes: tuple[str, ...]
+    by_class: tuple[tuple[Path, ...], ...]
+
+    @property
+    def files(self) -> list[Path]:
+        """All files, in the order of their labels."""
+        return [path for paths in self.by_class for path in paths]
+
+    @property
+    def counts(self) -> list[int]:
+        """Files of every class."""
+        return [len(paths) for paths in self.by_class]
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The picture files of a folder, and their fingerprint."""
+
+    folder: Path
+    train: Pictures
+    test: Pictures | None
+    """None: a fifth of every class is held out of `train`."""
+
+    @property
+    def train_counts(self) -> list[int]:
+        """Training images of every class."""
+        held = [0] * len(self.train.counts) if self.test else held_counts(self.train.counts, TEST_FRACTION)
+        return [count - out for count, out in zip(self.train.counts, held, strict=True)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve digits of a digest of the names and sizes of all files.
+
+        It stays where the folder is moved or renamed, and where text files come and go. A picture that is replaced by
+        one of the same name and of as many bytes is not noticed.
+        """
+        return self._stat[0]
+
+    @property
+    def newest(self) -> int:
+        """The latest time at which a file was changed, in nanoseconds."""
+        return self._stat[1]
+
+    @functools.cached_property
+    def _stat(self) -> tuple[str, int]:
+        digest, newest = hashlib.sha256(), 0
+        for path in (path for split in (self.train, self.test) if split for path in split.files):
+            name, stat = path.relative_to(self.folder).as_posix().encode("utf-8", "surrogateescape"), path.stat()
+            digest.update(name + b"\0%d\0" % stat.st_size)
+            newest = max(newest, stat.st_mtime_ns)
+        return digest.hexdigest()[:12], newest
+
+
+@contextlib.contextmanager
+def list_once() -> Iterator[None]:
+    """List every folder at most once inside this block: what is planned and what is read are the same files."""
+    token = _LISTINGS.set({})
+    try:
+        yield
+    finally:
+        _LISTINGS.reset(token)
+
+
+def list_folder(folder: Path) -> Listing:
+    """List the pictures of a folder of class folders, without opening one.
+
+    If it has `train/` and one of `test/` and `val/`, these are the splits and hold the class folders. Classes are the
+    sub-folder names in sorted order, images come in the sorted order of their paths; sub-folders of a class belong to
+    it. A class without images, or a file of an unknown kind, is an error. Passed over are only hidden files, text files
+    (.txt, .csv, .json, .md, .xml, ...), README, LICENSE, Thumbs.db and desktop.ini.
     """
-    match = re.fullmatch(r"(.+?)(?:\?size=(\d+))?", address)
-    if match is None or (match[2] is not None and not 4 <= int(match[2]) <= 1024):
-        raise ValueError(
-            f"'folder:{address}' is no folder of images. Write folder:PATH, or folder:PATH?size=64 for another "
-            "size than 32 (4 to 1024)."
-        )
-    return match[1], int(match[2] or SIZE)
-
-
-def load_folder(folder: Path, size: int = SIZE, *, name: str | None = None) -> Data:
-    """Read a folder of class folders into memory as RGB images of size x size.
-
-    If it has `train/` and one of `test/` and `val/`, these are the splits and hold the class folders; otherwise a
-    fifth of every class is set aside for testing, by a fixed seed. Classes are the sub-folder names in sorted order,
-    images come in the sorted order of their paths; sub-folders of a class belong to it.
-
-    The shorter side is scaled to `size` (bicubic) and the centre cut out. Nothing is dropped silently: an image that
-    cannot be read, a class without images, or a file of an unknown kind is an error. Passed over are only hidden
-    files, text files (.txt, .csv, .json, .md, .xml, ...), README, LICENSE, Thumbs.db and desktop.ini.
-
-    Args:
-        folder: The folder.
-        size: Height and width of the images.
-        name: Name of the result; by default `folder:` and the path.
-    """
+    kept = _LISTINGS.get()
+    key = folder.absolute()
+    if kept is not None and key in kept:
+        return kept[key]
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
-    name = f"folder:{folder}" if name is None else name
-    own, files = own_test(folder), files_mark(folder)
-    reduced: list[Path] = []
-    splits = [_read_split(part, size, reduced) for part in ([folder] if own is None else [folder / "train", own])]
-    warn_of_reduced(reduced)
-    if own is None:
-        return _split(name, splits[0], folder, files)
-    train, test = splits
-    if train.classes != test.classes:
+    own = own_test(folder)
+    train = _list_split(folder if own is None else folder / "train")
+    test = None if own is None else _list_split(own)
+    if test is not None and train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))[0]
         raise ValueError(
             f"class {odd!r} is only in one of {folder / 'train'} and {own}. Both must have the same class folders."
         )
-    return Data(name, train, test, files=files)
+    listing = Listing(folder, train, test)
+    if kept is not None:
+        kept[key] = listing
+    return listing
+
+
+def read_folder(listing: Listing, size: int = SIZE, *, name: str | None = None) -> Splits:
+    """Read listed pictures into memory as RGB images of size x size.
+
+    Without a test split a fifth of every class is set aside for testing, by a fixed seed. The shorter side is scaled to
+    `size` (bicubic) and the centre cut out. An image that cannot be read is an error.
+    """
+    name = f"folder:{listing.folder}" if name is None else name
+    for label, count in enumerate(listing.train.counts):
+        if listing.test is None and count < 2:
+            raise ValueError(
+                f"{listing.folder / listing.train.classes[label]} has only {count} image; a class needs 2, one to "
+                "train and one to test. Add images or remove the class."
+            )
+    reduced: list[Path] = []
+    train = _read_split(listing.train, size, reduced)
+    test = None if listing.test is None else _read_split(listing.test, size, reduced)
+    warn_of_reduced(reduced)
+    if test is None:
+        kept, held = hold_out(train.labels, TEST_FRACTION, seed=0)
+        train, test = train.subset(kept), train.subset(held)
+    return Splits(name, train, test, fingerprint=listing.fingerprint)
 
 
 def own_test(folder: Path) -> Path | None:
     """Find the test split that a folder brings along, `test/` or `val/` beside `train/`; None if it has none.
 
-    Then its sub-folders are the classes, and `load_folder` sets a fifth of each aside for testing.
+    Then its sub-folders are the classes, and `read_folder` sets a fifth of each aside for testing.
     """
     parts = {path.name for path in _visible(folder) if path.is_dir()}
     tests = sorted(parts & {"test", "val"})
@@ -104,38 +173,12 @@ def _check_not_half(folder: Path, parts: set[str]) -> None:
         )
 
 
-def train_counts(folder: Path) -> list[int]:
-    """Count the training images of every class as `load_folder` would cut them, without reading a pixel."""
-    own = own_test(folder)
-    classes = _class_folders(folder if own is None else folder / "train")
-    sizes = [len(_image_files(item)) for item in classes]
-    if own is not None:
-        return sizes
-    kept, _ = hold_out(labels_of(sizes), TEST_FRACTION, seed=0)
-    return torch.bincount(labels_of(sizes)[kept], minlength=len(sizes)).tolist()
-
-
-def files_mark(folder: Path) -> str:
-    """Digest the names and sizes of the images that `load_folder` reads: twelve digits, without reading a pixel.
-
-    It stays where the folder is moved or renamed, and where text files come and go. A picture that is replaced by one
-    of the same name and of as many bytes is not noticed.
-    """
-    own = own_test(folder)
-    parts = [folder] if own is None else [folder / "train", own]
-    digest = hashlib.sha256()
-    for path in (path for part in parts for item in _class_folders(part) for path in _image_files(item)):
-        name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
-        digest.update(name + b"\0%d\0" % path.stat().st_size)
-    return digest.hexdigest()[:12]
-
-
 def read_images(
     folder: Path, size: int = SIZE, *, most: int | None = None, unreadable: Unreadable | None = None
 ) -> torch.Tensor:
     """Read every image below a folder, whatever its sub-folders mean, as uint8 (N, 3, size, size).
 
-    Images come in the sorted order of their paths and are cut as in `load_folder`.
+    Images come in the sorted order of their paths and are cut as in `read_folder`.
 
     Args:
         folder: The folder.
@@ -166,23 +209,13 @@ def _few(files: list[Path], most: int | None) -> list[Path]:
     return [files[i] for i in sorted(chosen)]
 
 
-def _split(name: str, images: ImageSet, folder: Path, files: str) -> Data:
-    for label, count in enumerate(images.class_counts):
-        if count < 2:
-            raise ValueError(
-                f"{folder / images.classes[label]} has only {count} image; a class needs 2, one to train and one to "
-                "test. Add images or remove the class."
-            )
-    kept, held = hold_out(images.labels, TEST_FRACTION, seed=0)
-    return Data(name, images.subset(kept), images.subset(held), files=files)
-
-
-def _read_split(folder: Path, size: int, reduced: list[Path]) -> ImageSet:
+def _list_split(folder: Path) -> Pictures:
     classes = _class_folders(folder)
-    files = [(path, label) for label, item in enumerate(classes) for path in _image_files(item)]
-    images = _read_files([path for path, _ in files], size, reduced)
-    labels = torch.tensor([label for _, label in files], dtype=torch.int64)
-    return ImageSet(images, labels, tuple(item.name for item in classes))
+    return Pictures(tuple(item.name for item in classes), tuple(tuple(_image_files(item)) for item in classes))
+
+
+def _read_split(split: Pictures, size: int, reduced: list[Path]) -> ImageSet:
+    return ImageSet(_read_files(split.files, size, reduced), labels_of(split.counts), split.classes)
 
 
 def _read_files(files: list[Path], size: int, reduced: list[Path] | None = None) -> torch.Tensor:

@@ -12,30 +12,17 @@ from typing import TYPE_CHECKING
 
 from maxsep.lab.data.decode import IMAGE_SUFFIXES
 from maxsep.lab.data.decoded import Listed, mark_of, read_decoded
-from maxsep.lab.data.imageset import Data
+from maxsep.lab.data.images import Splits
 
 if TYPE_CHECKING:
     from maxsep.lab.data.download import Progress
 
-SIZE = 224
 IMAGENET, IMAGENET_LT = NAMES = ("imagenet", "imagenet_lt")
 LISTS = {"train": "ImageNet_LT_train.txt", "test": "ImageNet_LT_test.txt"}
 """The lists of Liu et al. (2019), a path and a label a line. The subset follows from no formula: they are needed."""
 
 
-def parse_imagenet(dataset: str) -> tuple[str, int] | None:
-    """Split `imagenet`, `imagenet_lt` or either with `?size=N` into the name and the side of the images.
-
-    >>> parse_imagenet("imagenet_lt?size=64"), parse_imagenet("imagenet"), parse_imagenet("cifar10")
-    (('imagenet_lt', 64), ('imagenet', 224), None)
-    """
-    match = re.fullmatch(rf"({'|'.join(NAMES)})(?:\?size=(\d+))?", dataset)
-    if match is None or not 32 <= int(match[2] or SIZE) <= 512:
-        return None
-    return match[1], int(match[2] or SIZE)
-
-
-def load_imagenet(name: str, root: Path, size: int = SIZE, *, progress: Progress | None = None) -> Data:
+def load_imagenet(dataset: str, name: str, root: Path, size: int, *, progress: Progress | None = None) -> Splits:
     """Read ImageNet or ImageNet-LT as RGB images of size x size, decoded at the first call (see `read_decoded`).
 
     The shorter side is scaled to `size` and the centre cut out, for training too: random crops are taken from that
@@ -43,6 +30,7 @@ def load_imagenet(name: str, root: Path, size: int = SIZE, *, progress: Progress
     list of test images names.
 
     Args:
+        dataset: Name of the result.
         name: `imagenet`, from `imagenet/train/CLASS/*` and `imagenet/val/CLASS/*`; or `imagenet_lt`, from the lists
             `imagenet-lt/ImageNet_LT_{train,test}.txt`, whose paths are below `imagenet/`. Decoded images are kept in
             `decoded/` beside both.
@@ -56,15 +44,11 @@ def load_imagenet(name: str, root: Path, size: int = SIZE, *, progress: Progress
     ]
     (train, _), (test, _) = splits
     files = "-".join(mark for _, mark in splits)
-    return Data(name if size == SIZE else f"{name}?size={size}", train, test, files=files)
+    return Splits(dataset, train, test, fingerprint=files)
 
 
-def imagenet_files(dataset: str, root: Path) -> str | None:
-    """Give what `Data.files` is for decoded images, without opening them; None before they are decoded."""
-    found = parse_imagenet(dataset)
-    if found is None:
-        return None
-    name, size = found
+def imagenet_files(name: str, size: int, root: Path) -> str | None:
+    """Return the fingerprint of decoded images without opening them; None before they are decoded."""
     marks = [mark_of(_place(name, root, split), size) for split in ("train", "test")]
     return None if None in marks else "-".join(map(str, marks))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.images import ImageSet, Splits
 from maxsep.lab.data.open_set_splits import KNOWN, UNKNOWN_OF_CIFAR100
 
 SPLITS = 5
@@ -18,23 +18,34 @@ _NAME = re.compile(r"osr_(svhn|cifar10|cifar\+|digits)_([0-4])")
 
 
 @dataclass(frozen=True)
-class OpenSet:
+class OpenSetSplit:
     """One split of an open-set benchmark.
 
-    >>> split = OpenSet("cifar10", 2)
+    >>> split = OpenSetSplit("cifar10", 2)
     >>> split.known, split.unknown["unknown"]
     ((1, 5, 7, 3, 9, 4), (0, 2, 6, 8))
-    >>> OpenSet("cifar+", 2).same_classes_as
+    >>> OpenSetSplit("cifar+", 2).same_classes_as
     1
     """
 
     benchmark: str
     split: int
 
+    @classmethod
+    def parse(cls, dataset: str) -> OpenSetSplit | None:
+        """Read a name such as `osr_cifar+_3`; None if it names no open-set split."""
+        match = _NAME.fullmatch(dataset)
+        return None if match is None else cls(match[1], int(match[2]))
+
     @property
     def name(self) -> str:
         """The name that a spec has for it."""
         return f"osr_{self.benchmark}_{self.split}"
+
+    @property
+    def label(self) -> str:
+        """The benchmark as people write it, which is not the name of the whole dataset."""
+        return "Digits" if self.benchmark == "digits" else self.benchmark.upper()
 
     @property
     def source(self) -> str:
@@ -65,18 +76,6 @@ class OpenSet:
         return next((i for i in range(self.split) if set(lists[i]) == set(self.known)), None)
 
 
-def parse_open_set(dataset: str) -> OpenSet | None:
-    """Read a dataset's name such as `osr_cifar+_3`; None if it names no open-set split.
-
-    >>> parse_open_set("osr_svhn_0")
-    OpenSet(benchmark='svhn', split=0)
-    >>> parse_open_set("svhn") is None
-    True
-    """
-    found = _NAME.fullmatch(dataset)
-    return None if found is None else OpenSet(found[1], int(found[2]))
-
-
 def keep_classes(images: ImageSet, classes: Sequence[int]) -> ImageSet:
     """Keep the images of some classes, in their order; a class's new label is its place in the list.
 
@@ -95,6 +94,6 @@ def keep_classes(images: ImageSet, classes: Sequence[int]) -> ImageSet:
     return ImageSet(images.images[kept.to(images.images.device)], labels[kept], names)
 
 
-def known_data(split: OpenSet, source: Data) -> Data:
+def known_classes(split: OpenSetSplit, source: Splits) -> Splits:
     """Cut the known classes out of the source: they are trained on, and tested on for closed-set accuracy."""
-    return Data(split.name, keep_classes(source.train, split.known), keep_classes(source.test, split.known))
+    return Splits(split.name, keep_classes(source.train, split.known), keep_classes(source.test, split.known))

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from maxsep.lab.data import sources
 from maxsep.lab.data.cifar import load_cifar
-from maxsep.lab.data.folder import FOLDER, Unreadable, parse_address, read_images
-from maxsep.lab.data.imageset import ImageSet
-from maxsep.lab.data.locations import data_root, find_folder
-from maxsep.lab.data.open_set import keep_classes, parse_open_set
+from maxsep.lab.data.datasets import FOLDER, Dataset, data_root, find_folder
+from maxsep.lab.data.folder import Unreadable, read_images
+from maxsep.lab.data.images import ImageSet
+from maxsep.lab.data.open_set import OpenSetSplit, keep_classes
 from maxsep.lab.data.open_set_splits import UNKNOWN_OF_CIFAR100
 from maxsep.lab.data.svhn import FILES, load_svhn_test
 
@@ -38,9 +38,8 @@ def name_outliers(given: str, root: str | Path | None = None) -> str:
     """
     if given in OUTLIERS or given.startswith(FOLDER):
         return given
-    path, _ = parse_address(given)
-    with contextlib.suppress(FileNotFoundError):
-        if find_folder(path, root).is_dir():
+    with contextlib.suppress(ValueError):
+        if find_folder(Dataset.parse(f"{FOLDER}{given}").path, root).is_dir():
             return f"{FOLDER}{given}"
     raise ValueError(
         f"{given!r} is neither a folder nor a known set of outliers.{_nearest(given)} Known: {', '.join(OUTLIERS)}. "
@@ -63,13 +62,13 @@ def check_outliers(name: str, like: str = "") -> None:
     ValueError: svhn cannot be outliers of itself. Choose another set, or folder:PATH.
     """
     if name.startswith(FOLDER):
-        parse_address(name.removeprefix(FOLDER))
+        Dataset.parse(name)
     elif name not in OUTLIERS:
         raise ValueError(f"unknown outliers {name!r}.{_nearest(name)} Known: {', '.join(OUTLIERS)}, {FOLDER}PATH.")
     elif name == like:
         raise ValueError(f"{name} cannot be outliers of itself. Choose another set, or folder:PATH.")
     elif name in UNKNOWN:
-        split = parse_open_set(like)
+        split = OpenSetSplit.parse(like)
         if split is None or name not in split.unknown:
             told = f"{like} has {', '.join(split.unknown)}" if split else f"{like!r} is no split such as osr_cifar10_0"
             raise ValueError(f"outliers {name!r} are the unknown classes of an open-set split, and {told}.")
@@ -123,7 +122,7 @@ def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
     'CIFAR-10 test, unknown classes'
     """
     if name in UNKNOWN:
-        split = parse_open_set(like)
+        split = OpenSetSplit.parse(like)
         base = origin(split.unknown_source, root) if split else name
         return f"{base}, {'unknown' if name == 'unknown' else name.removeprefix('cifar+')} classes"
     if name == "svhn":
@@ -135,12 +134,11 @@ def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
 
 def _load(name: str, root: str | Path | None, like: str, size: int, unreadable: Unreadable | None) -> Tensor:
     if name.startswith(FOLDER):
-        path, _ = parse_address(name.removeprefix(FOLDER))
-        return read_images(find_folder(path, root), size, unreadable=unreadable)
+        return read_images(find_folder(Dataset.parse(name).path, root), size, unreadable=unreadable)
     base = data_root(name, root)
     if name == "places":
         return _read_places(base)
-    split = parse_open_set(like)
+    split = OpenSetSplit.parse(like)
     if name in UNKNOWN and split is not None:
         return keep_classes(_test(split.unknown_source, base), split.unknown[name]).images
     return _test(name, base).images

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from maxsep.lab.data.checksums import verify
-from maxsep.lab.data.imageset import Data, ImageSet
+from maxsep.lab.data.images import ImageSet, Splits
 
 FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
 _ADVICE = "Delete the file and fetch the official one again."
 
 
-def load_svhn(root: Path) -> Data:
+def load_svhn(root: Path) -> Splits:
     """Read SVHN's two files; the digit 0, which they label 10, gets label 0.
 
     Shapes and types are checked in the headers, before any image is unpacked.
     """
     train, test = (_read(root / "svhn" / FILES[part]) for part in ("train", "test"))
-    return Data("svhn", train, test)
+    return Splits("svhn", train, test)
 
 
 def load_svhn_test(root: Path) -> ImageSet:

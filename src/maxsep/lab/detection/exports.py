@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsep.lab.data import Data, ImageSet
+from maxsep.lab.data import ImageSet, Splits
 from maxsep.lab.detection.judge import Wish, full_precision, judge
 from maxsep.lab.detection.measures import logit_scores
 from maxsep.lab.engine.evaluation import batch_of
@@ -18,7 +18,7 @@ from maxsep.lab.serving import Classifier
 
 def detect_export(
     classifier: Classifier,
-    data: Data,
+    data: Splits,
     wish: Wish,
     *,
     data_root: str | Path | None = None,

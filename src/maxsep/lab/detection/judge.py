@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maxsep.detect import MAGNITUDES, auroc, average_precision, fpr_at_tpr
-from maxsep.lab.data import Data, ImageSet, limit, load_outliers, origin, parse_open_set
+from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers, origin
 from maxsep.lab.detection.measures import (
     CONVENTIONS,
     DRAW,
@@ -56,7 +56,7 @@ class Wish:
 
     def sets(self, dataset: str) -> tuple[str, ...]:
         """The outliers of a dataset."""
-        split = parse_open_set(dataset)
+        split = Dataset.parse(dataset).open_set
         if not self.outliers and split is None:
             raise ValueError(f"name some outliers: {dataset!r} is no open-set split, so it has none of its own.")
         return self.outliers or tuple(split.unknown if split else ())
@@ -71,7 +71,7 @@ class Wish:
 def judge(
     spec: RunSpec,
     scorer: Scorer,
-    data: Data,
+    data: Splits,
     wish: Wish,
     data_root: str | Path | None,
     tell: Callable[[str], None],
@@ -135,7 +135,7 @@ def _brief(known: Tensor, outside: Tensor) -> dict[str, float]:
     }
 
 
-def _measured(name: str, known: _Known, spec: RunSpec, data: Data, root: str | Path | None) -> dict[str, Any]:
+def _measured(name: str, known: _Known, spec: RunSpec, data: Splits, root: str | Path | None) -> dict[str, Any]:
     images, unreadable = read_outliers(name, root, data.name, data.test.shape)
     if spec.max_test is not None:
         images = images.subset(limit(images.labels, spec.max_test, spec.subset_seed))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maxsep.detect import ODIN
 from maxsep.files import replace_file
-from maxsep.lab.data import Data, ImageSet, prepare
+from maxsep.lab.data import ImageSet, Splits, prepare
 from maxsep.lab.detection.distances import Distances, fit_distances
 from maxsep.lab.detection.judge import SCHEMA, Wish, full_precision, judge
 from maxsep.lab.detection.measures import logit_scores
@@ -131,7 +131,7 @@ class _RunScorer:
     def __init__(
         self,
         pipeline: Pipeline,
-        data: Data,
+        data: Splits,
         wish: Wish,
         told: dict[str, Any],
         softmax_scale: float,
@@ -162,5 +162,5 @@ class _RunScorer:
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a recipe share it
-def _data(spec: RunSpec, root: str | None) -> Data:
+def _data(spec: RunSpec, root: str | None) -> Splits:
     return prepare(spec, root)

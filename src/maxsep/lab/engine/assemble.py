@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from maxsep.lab.data import Data, augmentation, normalisation
+from maxsep.lab.data import Splits, augmentation, normalisation
 from maxsep.lab.engine.augmenting import CompiledAugmentation
 from maxsep.lab.engine.cuda_graph import CapturedStep
 from maxsep.lab.engine.losses import Loss, build_loss
@@ -31,7 +31,7 @@ def assemble(
     fabric: Any,
     spec: RunSpec,
     execution: Execution,
-    data: Data,
+    data: Splits,
     run: Run,
     progress: Progress,
     stop: StopRequest,
@@ -84,7 +84,7 @@ def assemble(
     )
 
 
-def _loss(spec: RunSpec, data: Data, device: torch.device) -> Loss:
+def _loss(spec: RunSpec, data: Splits, device: torch.device) -> Loss:
     loss = build_loss(spec, data.train.class_counts)
     return loss.to(device) if isinstance(loss, torch.nn.Module) else loss
 

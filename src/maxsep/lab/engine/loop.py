@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from maxsep.lab.data import Data, prepare
+from maxsep.lab.data import Splits, prepare
 from maxsep.lab.engine.assemble import assemble
 from maxsep.lab.engine.checkpoint import clean
 from maxsep.lab.engine.launch import make_fabric
@@ -89,8 +89,8 @@ def _run(
     spec: RunSpec,
     execution: Execution,
     run: Run,
-    load: Callable[..., Data],
-    watch: Callable[[Data], Observer | None],
+    load: Callable[..., Splits],
+    watch: Callable[[Splits], Observer | None],
     progress: bool,
     fabric: Any,
 ) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from maxsep import heads
 from maxsep.lab import data, networks
-from maxsep.lab.data.normalise import NAMES as NORMALISATIONS
+from maxsep.lab.data import NORMALISATIONS, Dataset
 from maxsep.lab.engine import optimisers, schedules
 from maxsep.lab.engine.losses import loss_names
 from maxsep.lab.spec import RunSpec
@@ -27,14 +27,14 @@ def check_names(spec: RunSpec) -> None:
         ...
     ValueError: unknown optimiser 'adam'. Known: adamw, sgd.
     """
-    data.check_name(spec.dataset)
+    dataset = Dataset.parse(spec.dataset)
     data.augmentation(spec.augmentation)
     _check("normalisation", spec.normalisation, NORMALISATIONS)
     networks.check_name(spec.network, **dict(spec.network_options))
     _check("head", spec.head, heads.names())
     _check("loss", spec.loss, loss_names())
     _check("optimiser", spec.optimiser, optimisers.NAMES)
-    if spec.features_at and data.parse_open_set(spec.dataset) is None:
+    if spec.features_at and dataset.open_set is None:
         raise ValueError(
             f"features_at keeps features of known and unknown images, and {spec.dataset!r} has no unknown ones. "
             "Train on an open-set split such as osr_cifar10_0, or leave features_at out."

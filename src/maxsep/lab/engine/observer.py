@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maxsep.files import replace_file
-from maxsep.lab.data import Data, ImageSet, limit, load_outliers, parse_open_set
+from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.spec import RunSpec
@@ -57,9 +57,9 @@ class Observer:
         replace_file(path, (json.dumps(record) + "\n").encode())
 
 
-def make_observer(spec: RunSpec, root: str | Path | None, folder: Path, data: Data) -> Observer | None:
+def make_observer(spec: RunSpec, root: str | Path | None, folder: Path, data: Splits) -> Observer | None:
     """Build the observer that a spec asks for, if it does; reads the unknown images."""
-    split = parse_open_set(spec.dataset)
+    split = Dataset.parse(spec.dataset).open_set
     if not spec.features_at or split is None:
         return None
     device = data.test.labels.device

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from maxsep.lab.data import Data, prepare
+from maxsep.lab.data import Splits, prepare
 from maxsep.lab.engine.launch import make_fabric
 from maxsep.lab.engine.losses import build_loss
 from maxsep.lab.engine.model import build_model
@@ -16,7 +16,7 @@ from maxsep.lab.spec import Execution, RunSpec
 
 def rehearse(
     spec: RunSpec, execution: Execution, data_root: str | Path | None = None, *, download: bool = False
-) -> Data:
+) -> Splits:
     """Read a run's data, build its network and loss, and let one image through; nothing is trained or written.
 
     Args:

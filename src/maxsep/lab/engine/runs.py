@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from maxsep.analysis import angular_fisher_score
-from maxsep.lab.data import Data, prepare
+from maxsep.lab.data import Splits, prepare
 from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import last_loss
@@ -73,7 +73,7 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     return metrics | {"unknown": with_rejected(run.unknown, outputs.logits)}
 
 
-def check_classes(data: Data, classes: Sequence[str], shape: Sequence[int], source: str | Path, advice: str) -> None:
+def check_classes(data: Splits, classes: Sequence[str], shape: Sequence[int], source: str | Path, advice: str) -> None:
     """Raise if data have other classes, or images of another shape, than a model was trained on.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from maxsep.analysis import angular_fisher_score
-from maxsep.lab.data import Data
+from maxsep.lab.data import Splits
 from maxsep.lab.engine.calibration import calibrate
 from maxsep.lab.engine.checkpoint import CheckpointError, load_point, save_point
 from maxsep.lab.engine.cuda_graph import CapturedStep
@@ -44,7 +44,7 @@ class Trainer:
     spec: RunSpec
     execution: Execution
     fabric: Any
-    data: Data
+    data: Splits
     order: Order
     mean: Tensor
     std: Tensor
@@ -68,7 +68,7 @@ class Trainer:
         self.state = State(losses, started=_now())
         self.checkpoint_steps = int(dict(self.execution.extra).get("checkpoint_steps", 0))
         self.facts = _conditions(self.execution) | versions() | hardware(self.fabric.device, self.fabric.world_size)
-        self.facts["files"] = self.data.files
+        self.facts["files"] = self.data.fingerprint
         # images that stay on the host cannot be part of a graph
         self.facts["cuda_graph"] = isinstance(self.step, CapturedStep)
         self.final: tuple[dict[str, Any], float] | None = None
@@ -208,8 +208,8 @@ class Trainer:
             "num_test": len(self.data.test),
             "parameters": sum(p.numel() for p in network.parameters()),
         }
-        if self.data.files is not None:
-            metrics["files"] = self.data.files
+        if self.data.fingerprint is not None:
+            metrics["files"] = self.data.fingerprint
         self._account()
         result = {
             "schema": SCHEMA,
@@ -274,7 +274,7 @@ class Trainer:
 
     def _check_files(self, files: str | None) -> None:
         """Refuse to go on with other pictures than those the run was begun with; old points say nothing of them."""
-        if files is not None and files != self.data.files:
+        if files is not None and files != self.data.fingerprint:
             raise CheckpointError(
                 f"the resume point was made with other images of {self.spec.dataset}: files have been replaced, or "
                 "changed in name or size. Delete the run's folder and train anew."

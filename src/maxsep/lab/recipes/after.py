@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from maxsep.lab.data import load, load_outliers, parse_open_set
+from maxsep.lab.data import Dataset, load_outliers
 from maxsep.lab.detection import Wish, covers, ensure_detection, read_detection
 from maxsep.lab.spec import RunSpec
 
@@ -51,7 +51,7 @@ class Detect:
         for spec in specs:
             if self._is_done(runs / spec.name, spec):
                 continue
-            split = parse_open_set(spec.dataset)
+            split = Dataset.parse(spec.dataset).open_set
             for name in self.wish.sets(spec.dataset):
                 key = (name, split.unknown_source if split else "")
                 if key in seen:
@@ -59,7 +59,7 @@ class Detect:
                 seen.add(key)
                 source = split.unknown_source if split and name in split.unknown else name
                 if download and source in ("svhn", "cifar10", "cifar100"):
-                    load(source, data_root, download=True)
+                    Dataset.parse(source).read(data_root, download=True)
                 load_outliers(name, data_root, like=spec.dataset)
 
     def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:

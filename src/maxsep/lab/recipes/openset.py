@@ -6,7 +6,7 @@ CIFAR+10 and CIFAR+50 differ in the unknown classes alone and share their traine
 
 from __future__ import annotations
 
-from maxsep.lab.data.open_set import SPLITS, OpenSet
+from maxsep.lab.data.open_set import SPLITS, OpenSetSplit
 from maxsep.lab.detection import Wish
 from maxsep.lab.recipes.after import Detect
 from maxsep.lab.recipes.ood import ARMS
@@ -36,7 +36,7 @@ SETTING = RunSpec(
 def _settings() -> tuple[RunSpec, ...]:
     """Every benchmark of the first split, then of the next: work that is cut short can be compared."""
     return tuple(
-        SETTING.replace(dataset=OpenSet(benchmark, split).name, augmentation=_AUGMENTATION[benchmark])
+        SETTING.replace(dataset=OpenSetSplit(benchmark, split).name, augmentation=_AUGMENTATION[benchmark])
         for split in range(SPLITS)
         for benchmark in _AUGMENTATION
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from maxsep.lab.data.imagenet import parse_imagenet
+from maxsep.lab.data import Dataset
 from maxsep.lab.engine.names import check_names
 from maxsep.lab.recipes.longtail import HEADS as COSINES
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
@@ -21,8 +21,6 @@ LOSSES = ("cross_entropy", "logit_adjusted", "balanced_softmax", "label_aware_sm
 """All but the last are for logits of any size."""
 _SAME = ("balanced_softmax", "logit_adjusted")
 """Losses that are one function, log-priors added to the logits: tau is 1 here."""
-_UPRIGHT = ("digits", "svhn")
-"""Numbers, whose mirror images are none."""
 
 _STEPS = 32
 """Steps that an epoch should have at least, where the images suffice for it."""
@@ -35,28 +33,6 @@ def usual_batch(num_train: int) -> int:
     [16, 32, 64, 128]
     """
     return next((size for size in (128, 64, 32) if num_train >= size * _STEPS), 16)
-
-
-def usual_network(dataset: str) -> str:
-    """Choose the network of a comparison that names none: `mlp` for digits, `resnet50` for ImageNet, else `resnet32`.
-
-    >>> usual_network("digits"), usual_network("imagenet_lt"), usual_network("folder:photos")
-    ('mlp', 'resnet50', 'resnet32')
-    """
-    if parse_imagenet(dataset):
-        return "resnet50"
-    return "mlp" if dataset == "digits" else "resnet32"
-
-
-def usual_augmentation(dataset: str) -> str:
-    """Choose the augmentation of a comparison that names none: `crop_flip`, for digits and house numbers `none`.
-
-    >>> usual_augmentation("svhn"), usual_augmentation("imagenet"), usual_augmentation("folder:photos")
-    ('none', 'resized_crop_flip', 'crop_flip')
-    """
-    if parse_imagenet(dataset):
-        return "resized_crop_flip"
-    return "none" if dataset in _UPRIGHT else "crop_flip"
 
 
 def own_data(
@@ -80,8 +56,8 @@ def own_data(
     `ldam`, which has a scale of its own, these are both ways to put the matrix on cosines, each behind its control.
 
     Args:
-        dataset: As `load` reads it, such as `digits` or `folder:PATH`.
-        network: By default `usual_network`.
+        dataset: As `Dataset.parse` reads it, such as `digits` or `folder:PATH`.
+        network: By default `Dataset.default_network`.
         epochs: Of every run.
         seeds: How many, from 0.
         radii: Of the matrix and its controls, by default `RADII`; a radius that is named twice is run once.
@@ -89,7 +65,7 @@ def own_data(
         loss_options: Of `ldam`, such as `reweight_from`: the epoch, counted from 0, from which rare classes weigh more.
         optimiser: `sgd` or `adamw`.
         learning_rate: By default that of `RATES`.
-        augmentation: By default `usual_augmentation`.
+        augmentation: By default `Dataset.default_augmentation`.
         batch_size: Images of a training step.
         imbalance: Cuts a long tail into the training data; 1 leaves them as they are.
 
@@ -100,11 +76,12 @@ def own_data(
     """
     _check_losses(losses, loss_options)
     _check_radii(radii, losses)
+    known = Dataset.parse(dataset)
     setting = RunSpec(
-        dataset=dataset, network=network or usual_network(dataset), head="plain",
+        dataset=dataset, network=network or known.default_network, head="plain",
         epochs=epochs, batch_size=batch_size, imbalance=imbalance, optimiser=optimiser,
         learning_rate=_rate(optimiser, learning_rate),
-        augmentation=augmentation or usual_augmentation(dataset),
+        augmentation=augmentation or known.default_augmentation,
     )  # fmt: skip
     check_names(setting)
     arms = _arms(losses, RADII if radii is None else radii, loss_options)

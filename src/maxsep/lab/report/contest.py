@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from maxsep.lab.data.given import files_differ
+from maxsep.lab.data import fingerprints_differ
 from maxsep.lab.recipes.recipe import canonical
 from maxsep.lab.report.cautions import caution_few, cautions
 from maxsep.lab.report.collect import Record
@@ -199,7 +199,7 @@ def check_data(
         records: Finished runs.
         class_counts: The training images of every class that runs would see now, if that is known.
         num_test: Likewise the number of test images.
-        files: Likewise `Data.files`, for pictures that were replaced one for one; old records say nothing of it.
+        files: Likewise `Splits.fingerprint`, for pictures that were replaced one for one; old records lack it.
     """
     seen = {(tuple(record.metrics["class_counts"]), record.metrics["num_test"]) for record in records}
     now = [(tuple(class_counts) or counts, test if num_test is None else num_test) for counts, test in sorted(seen)[:1]]
@@ -210,7 +210,7 @@ def check_data(
             f"the images of {records[0].spec.dataset} have changed since some of these runs were trained "
             f"({'; '.join(told)}). Name another folder with --runs to compare anew."
         )
-    if files_differ(files, *(record.metrics.get("files") for record in records)):
+    if fingerprints_differ(files, *(record.metrics.get("files") for record in records)):
         raise ValueError(
             f"the images of {records[0].spec.dataset} have changed since some of these runs were trained (as many, but "
             "files of other names or sizes). Name another folder with --runs to compare anew."

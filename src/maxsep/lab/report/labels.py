@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maxsep.lab.data.imagenet import parse_imagenet
-from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.data import Dataset
 from maxsep.lab.spec import RunSpec
 
-_DATASETS = {
-    **{"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "digits": "Digits"},
-    **{"imagenet": "ImageNet", "imagenet_lt": "ImageNet-LT"},
-}
 NETWORKS = {
     **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
     **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32", "resnet50": "ResNet-50", "resnet152": "ResNet-152"},
@@ -40,11 +35,7 @@ def dataset_label(name: str) -> str:
     >>> dataset_label("cifar10"), dataset_label("folder:/data/birds"), dataset_label("imagenet_lt?size=64")
     ('CIFAR-10', 'birds', 'ImageNet-LT, 64 pixels')
     """
-    if (found := parse_imagenet(name)) and name not in _DATASETS:
-        return f"{_DATASETS[found[0]]}, {found[1]} pixels"
-    if split := parse_open_set(name):
-        return f"{benchmark_label(split.benchmark)} split {split.split}"
-    return name.rstrip("/").split("/")[-1].split(":")[-1] if ":" in name else _DATASETS.get(name, name)
+    return Dataset.parse(name).label
 
 
 def benchmark_label(name: str) -> str:

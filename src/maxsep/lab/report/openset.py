@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from maxsep.lab.data.open_set import SOURCES, SPLITS, OpenSet, parse_open_set
+from maxsep.lab.data.open_set import SOURCES, SPLITS, OpenSetSplit
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.collect import Record
@@ -120,7 +120,7 @@ def _same_classes() -> str:
         f"{twin} and {split} of {benchmark.upper()}"
         for benchmark in SOURCES
         for split in range(SPLITS)
-        if (twin := OpenSet(benchmark, split).same_classes_as) is not None
+        if (twin := OpenSetSplit(benchmark, split).same_classes_as) is not None
     ]
     return f"splits {', '.join(found)}"
 
@@ -150,7 +150,7 @@ def _doubt(few: Mapping[str, str], among: int) -> str:
     if not few:
         return ""
     where = "" if len(few) == among else f" on {', '.join(few)}"
-    classes = sorted({len(OpenSet(benchmark, 0).known) for benchmark in few.values()}, reverse=True)
+    classes = sorted({len(OpenSetSplit(benchmark, 0).known) for benchmark in few.values()}, reverse=True)
     rates = " or ".join(f"{number / (number - 1):.2f} ({number} classes)" for number in classes)
     return (
         f", not testable{where}. Under SGD the matrix at radius 1 is a plain head with its mean logit "
@@ -162,9 +162,9 @@ def _doubt(few: Mapping[str, str], among: int) -> str:
 def _all_lines(settings: Sequence[Setting]) -> list[_Line]:
     groups: dict[RunSpec, _Benchmark] = {}
     for setting in settings:
-        split = parse_open_set(setting.spec.dataset)
+        split = OpenSetSplit.parse(setting.spec.dataset)
         if split is not None:
-            key = setting.spec.replace(dataset=OpenSet(split.benchmark, 0).name)
+            key = setting.spec.replace(dataset=OpenSetSplit(split.benchmark, 0).name)
             groups.setdefault(key, _Benchmark(key)).splits[split.split] = setting
     found = []
     for benchmark, outliers in _SETS:
@@ -179,7 +179,7 @@ def _all_lines(settings: Sequence[Setting]) -> list[_Line]:
 
 
 def _benchmark(group: _Benchmark) -> str:
-    split = parse_open_set(group.spec.dataset)
+    split = OpenSetSplit.parse(group.spec.dataset)
     return split.benchmark if split else ""
 
 
@@ -212,7 +212,7 @@ def _table(lines: Sequence[_Line]) -> Table:
 
 def _caption(lines: Sequence[_Line]) -> str:
     several = any(len(line.auroc("max_logit")) > 1 for line in lines)
-    splits = [(line, OpenSet(_benchmark(line.benchmark), split)) for line in lines for split in line.splits]
+    splits = [(line, OpenSetSplit(_benchmark(line.benchmark), split)) for line in lines for split in line.splits]
     shared = any(split.same_classes_as in line.splits for line, split in splits)
     return " ".join([_CAPTION, _SEVERAL if several else _ONE, *([_SHARED] if shared else [])])
 
@@ -317,7 +317,7 @@ def _split_cell(line: _Line, split: int) -> Cell:
     right = [value for key, value in line.accuracy().items() if key % 1000 == split]
     if not values:
         return EMPTY
-    twin = OpenSet(_benchmark(line.benchmark), split).same_classes_as
+    twin = OpenSetSplit(_benchmark(line.benchmark), split).same_classes_as
     notes = () if twin is None else (f"The same known classes as split {twin}, in another order.",)
     detail = "" if line.centred or not right else f"accuracy {rounded(summarise(right).mean, scale=100)}"
     mean = summarise(values).mean

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.data.open_set import OpenSetSplit
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.collect import Record
@@ -75,7 +75,7 @@ def measured(record: Record, outliers: str, score: str, measure: str, part: str 
 
 def outliers_section(settings: Sequence[Setting]) -> Section | None:
     """Tabulate and draw what runs make of outliers; nothing if no run was asked."""
-    shown = [s for s in settings if parse_open_set(s.spec.dataset) is None and outlier_sets(s)]
+    shown = [s for s in settings if OpenSetSplit.parse(s.spec.dataset) is None and outlier_sets(s)]
     if not shown:
         return None
     labels = distinctions(shown)
@@ -117,7 +117,7 @@ def outlier_sentences(settings: Sequence[Setting]) -> list[str]:
     found = []
     for setting in settings:
         ours, plain = (setting.entries.get(Method(head, 1.0)) for head in ("maxsep", "plain"))
-        if parse_open_set(setting.spec.dataset) is not None or ours is None or plain is None:
+        if OpenSetSplit.parse(setting.spec.dataset) is not None or ours is None or plain is None:
             continue
         words, seeds = [], []
         for name in outlier_sets(setting):

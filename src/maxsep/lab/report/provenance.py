@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.data.open_set import OpenSetSplit
 from maxsep.lab.durations import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method
@@ -91,7 +91,7 @@ def _datasets(records: Sequence[Record]) -> str:
     splits: dict[str, set[int]] = {}
     names = []
     for dataset in (record.spec.dataset for record in records):
-        if (split := parse_open_set(dataset)) is None:
+        if (split := OpenSetSplit.parse(dataset)) is None:
             names.append(dataset_label(dataset))
         else:
             splits.setdefault(benchmark_label(split.benchmark), set()).add(split.split)

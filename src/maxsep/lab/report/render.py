@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from maxsep.lab.data.open_set import parse_open_set
+from maxsep.lab.data.open_set import OpenSetSplit
 from maxsep.lab.report import features, fisher, openset, outliers, provenance, sections, vectors
 from maxsep.lab.report.accuracy import results
 from maxsep.lab.report.beyond import beyond_section, search_section
@@ -63,7 +63,7 @@ def build(
     test = [setting for setting in settings if setting.spec.validation == 0]
     validation = [setting for setting in settings if setting.spec.validation > 0]
     chosen = sections.chosen_radii(validation)
-    closed = [setting for setting in test if parse_open_set(setting.spec.dataset) is None]
+    closed = [setting for setting in test if OpenSetSplit.parse(setting.spec.dataset) is None]
     for setting in closed:
         setting.chosen = chosen.get(setting.spec, {})
     tests = family(closed)

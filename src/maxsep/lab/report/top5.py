@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maxsep.lab.data.imagenet import parse_imagenet
+from maxsep.lab.data import Dataset
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.comparison import BASE_HEADS, Method, Setting
@@ -45,7 +45,7 @@ def top5_section(settings: Sequence[Setting]) -> Section | None:
 
 
 def _has_many(setting: Setting) -> bool:
-    return parse_imagenet(setting.spec.dataset) is not None or len(setting.class_counts) >= MANY_CLASSES
+    return Dataset.parse(setting.spec.dataset).is_imagenet or len(setting.class_counts) >= MANY_CLASSES
 
 
 def _comparisons(setting: Setting, method: Method) -> tuple[Comparison | None, Comparison | None]:

@@ -39,7 +39,7 @@ class Classifier:
         forward: Maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
         spec: What was trained.
         class_counts: Its training images of every class; empty for an export that does not tell them.
-        files: `Data.files` of its images, if that is known.
+        files: `Splits.fingerprint` of its images, if that is known.
     """
 
     source: Path

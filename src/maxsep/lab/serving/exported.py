@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from maxsep.lab.data import FOLDER, Data, is_known, name_data, prepare
-from maxsep.lab.data.imagenet import NAMES as IMAGENET_NAMES
+from maxsep.lab.data import Dataset, Splits, prepare
 from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import Outputs, batch_of, measure
 from maxsep.lab.engine.losses import last_loss
@@ -16,7 +15,7 @@ from maxsep.lab.engine.runs import check_classes
 from maxsep.lab.serving.classifier import Classifier
 
 
-def export_data(classifier: Classifier, root: str | Path | None = None, dataset: str | None = None) -> Data:
+def export_data(classifier: Classifier, root: str | Path | None = None, dataset: str | None = None) -> Splits:
     """Load the data that an exported model was trained and tested on: its description says which, not where they lie.
 
     Args:
@@ -30,13 +29,11 @@ def export_data(classifier: Classifier, root: str | Path | None = None, dataset:
     """
     spec, (_, height, _) = classifier.spec, classifier.shape
     if dataset is not None:
-        own = is_known(dataset) and dataset not in IMAGENET_NAMES  # their images have a size of their own
-        size = None if own or "?size=" in dataset else height
-        spec = spec.replace(dataset=name_data(dataset, root, size), data_order="")
+        spec = spec.replace(dataset=Dataset.find(dataset, root).with_default_size(height).name, data_order="")
     try:
         data = prepare(spec, root)
     except FileNotFoundError as error:
-        if not spec.dataset.startswith(FOLDER):
+        if not Dataset.parse(spec.dataset).is_own:
             raise
         raise FileNotFoundError(
             f"{classifier.source} was trained on {spec.dataset}, and its numbers are those of the test images there: "
@@ -47,7 +44,7 @@ def export_data(classifier: Classifier, root: str | Path | None = None, dataset:
     return data
 
 
-def evaluate_export(classifier: Classifier, data: Data) -> dict[str, Any]:
+def evaluate_export(classifier: Classifier, data: Splits) -> dict[str, Any]:
     """Evaluate an exported model on the test images of its data, as `evaluate` does a run, without its features.
 
     A loss that goes by the training images of every class takes those that the export tells; one of before they were

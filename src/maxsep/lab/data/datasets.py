@@ -1,0 +1,348 @@
+"""Every dataset by name: its facts, known without reading an image, and how it is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from maxsep.lab.data import imagenet
+from maxsep.lab.data.cifar import LAYOUTS, load_cifar
+from maxsep.lab.data.digits import load_digits
+from maxsep.lab.data.download import Progress
+from maxsep.lab.data.folder import list_folder, own_test, read_folder
+from maxsep.lab.data.images import ImageSet, Splits
+from maxsep.lab.data.open_set import OpenSetSplit, known_classes
+from maxsep.lab.data.sources import ensure
+from maxsep.lab.data.svhn import load_svhn
+
+ROOT_VARIABLE = "MAXSEP_DATA"
+FOLDER = "folder:"
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+"""Means and standard deviations of the channels, on the scale of 0 to 1."""
+STATISTICS: dict[str, Statistics] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar10_255": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
+    "cifar100": ((0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
+    "digits": ((0.3053,), (0.3759,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Published constants (CIFAR, ImageNet), and those of all 1,797 digits."""
+NORMALISATIONS = ("auto", *STATISTICS, "train")
+
+
+@dataclass(frozen=True)
+class _Facts:
+    label: str
+    train_counts: tuple[int, ...]
+    size: int
+    statistics: Statistics | None = None
+    network: str = "resnet32"
+    augmentation: str = "crop_flip"
+    sizes: range = range(0)
+    """Other sizes at which its pictures can be read."""
+
+
+_PICTURES = (224, STATISTICS["imagenet"], "resnet50", "resized_crop_flip", range(32, 513))
+_FACTS = {
+    "digits": _Facts(
+        "Digits", (119, 121, 118, 122, 121, 121, 121, 119, 116, 120), 8, STATISTICS["digits"], "mlp", "none"
+    ),
+    "cifar10": _Facts("CIFAR-10", (5000,) * 10, 32, STATISTICS["cifar10"]),
+    "cifar100": _Facts("CIFAR-100", (500,) * 100, 32, STATISTICS["cifar100"]),
+    "svhn": _Facts(
+        "SVHN", (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659), 32, augmentation="none"
+    ),  # mirrored numbers are no numbers
+    "imagenet": _Facts("ImageNet", (1282,) * 167 + (1281,) * 833, *_PICTURES),
+    "imagenet_lt": _Facts("ImageNet-LT", (116,) * 846 + (115,) * 154, *_PICTURES),  # the mean of its classes
+}
+_OF_FOLDER = _Facts("", (), 32, sizes=range(4, 1025))
+NAMES = tuple(_FACTS)
+_LAST: dict[Hashable, Splits] = {}
+"""The dataset read last, by everything it depends on."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What `RunSpec.dataset` names.
+
+    >>> Dataset.parse("imagenet_lt?size=64").label, Dataset.parse("osr_cifar+_3").source
+    ('ImageNet-LT, 64 pixels', 'cifar10')
+    """
+
+    name: str
+    """Exactly what the spec says: the identity, never rewritten."""
+    source: str
+    """`digits`, `cifar10`, `cifar100`, `svhn`, `imagenet`, `imagenet_lt` or `folder`."""
+    size: int
+    path: str = ""
+    """Of a folder."""
+    open_set: OpenSetSplit | None = None
+    """The split whose known classes this is."""
+
+    @classmethod
+    def parse(cls, name: str) -> Dataset:
+        """Read a name such as `cifar10`, `imagenet?size=64`, `osr_cifar+_3` or `folder:PATH?size=64`.
+
+        Raises ValueError for what names no dataset. Nothing is looked up on the disk.
+        """
+        if split := OpenSetSplit.parse(name):
+            return cls(name, split.source, _FACTS[split.source].size, open_set=split)
+        match = re.fullmatch(rf"({FOLDER}.+?|[^?:]+)(?:\?size=(\d+))?", name)
+        stem, size = match.groups() if match else (name, None)
+        is_folder = stem.startswith(FOLDER) and len(stem) > len(FOLDER)
+        if not is_folder and stem not in _FACTS:
+            known = f"{', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {FOLDER}PATH"
+            raise ValueError(f"unknown dataset {name!r}. Known: {known}.")
+        facts = _OF_FOLDER if is_folder else _FACTS[stem]
+        if size is not None and int(size) not in facts.sizes:
+            allowed = f"{facts.sizes[0]} to {facts.sizes[-1]}" if facts.sizes else f"{facts.size}, which is fixed"
+            raise ValueError(f"the size of the images of {stem} must be {allowed}, got {size}.")
+        path = stem.removeprefix(FOLDER) if is_folder else ""
+        return cls(name, "folder" if is_folder else stem, int(size or facts.size), path)
+
+    @classmethod
+    def find(cls, typed: str, root: str | Path | None = None, size: int | None = None) -> Dataset:
+        """Take what a user typed: a name, or the path of a folder in the working directory or the data folder.
+
+        Args:
+            typed: A known name, or the path of a folder of class folders, with or without `folder:` before it.
+            root: Where a relative path is looked for if it is not in the working directory.
+            size: Side of the square images that pictures are cut to; by default 32, and 224 for ImageNet.
+
+        >>> Dataset.find("imagenet", size=64).name
+        'imagenet?size=64'
+        """
+        stem, mark, own_size = typed.removeprefix(FOLDER).partition("?size=")
+        if size is not None:
+            if mark:
+                raise ValueError(f"the size is named twice, in {typed!r} and as {size}.")
+            mark, own_size = "?size=", str(size)
+        if typed.startswith(FOLDER) or not (stem in _FACTS or OpenSetSplit.parse(typed)):
+            folder = find_folder(stem, root)
+            if not stem or not folder.is_dir():
+                raise ValueError(f"{stem!r} is neither a known dataset ({', '.join(NAMES)}) nor a folder.")
+            list_folder(folder)  # what has no classes is refused before anything is planned for it
+            stem = f"{FOLDER}{folder}"
+        return cls.parse(f"{stem}{mark}{own_size}")
+
+    def with_default_size(self, size: int) -> Dataset:
+        """Return the same pictures at another size, unless the name has a size or the images have a fixed one."""
+        fixed = not self.has_pictures or "?size=" in self.name
+        return self if fixed else Dataset.parse(f"{self.name}?size={size}")
+
+    @property
+    def _facts(self) -> _Facts:
+        return _FACTS.get(self.source, _OF_FOLDER)
+
+    @property
+    def label(self) -> str:
+        """The name as people write it."""
+        if self.open_set:
+            return f"{self.open_set.label} split {self.open_set.split}"
+        label = self._facts.label or self.path.rstrip("/").split("/")[-1]
+        return label if self.size == self._facts.size else f"{label}, {self.size} pixels"
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Published means and standard deviations; None where they are measured, as on every open-set split."""
+        return None if self.open_set else self._facts.statistics
+
+    @property
+    def default_network(self) -> str:
+        """The network of a comparison that names none."""
+        return self._facts.network
+
+    @property
+    def default_augmentation(self) -> str:
+        """The augmentation of a comparison that names none."""
+        return self._facts.augmentation
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is a user's folder."""
+        return self.source == "folder"
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the images are made from picture files, at any size."""
+        return bool(self._facts.sizes)
+
+    @property
+    def is_imagenet(self) -> bool:
+        """Whether this is ImageNet or ImageNet-LT."""
+        return self.source in imagenet.NAMES
+
+    @property
+    def test_description(self) -> str:
+        """Where the test images come from, to be put behind their number."""
+        if self.source == "digits":
+            return "a third of every class, set aside by a fixed seed"
+        if not self.is_own:
+            return "the dataset's own"
+        folder = own_test(find_folder(self.path))
+        return "a fifth of every class, set aside by a fixed seed" if folder is None else f"those of {folder}"
+
+    def draws_test(self, root: str | Path | None = None) -> bool:
+        """Whether the test images are a part of a folder's own, which is drawn anew where pictures come or go."""
+        try:
+            return self.is_own and own_test(find_folder(self.path, root)) is None
+        except (OSError, ValueError):
+            return True
+
+    def train_counts(self, root: str | Path | None = None) -> list[int] | None:
+        """Count the training images of every class without reading one; None for a folder that cannot be listed.
+
+        >>> Dataset.parse("osr_svhn_0").train_counts()
+        [6882, 8497, 5595, 10585, 5045, 5727]
+        """
+        counts = self._facts.train_counts
+        if self.open_set:
+            return [counts[label] for label in self.open_set.known]
+        if not self.is_own:
+            return list(counts)
+        try:
+            return list_folder(find_folder(self.path, root)).train_counts
+        except (OSError, ValueError):
+            return None
+
+    def fingerprint(self, root: str | Path | None = None) -> str | None:
+        """Digest the names and sizes of the picture files, as `Splits.fingerprint` of what `read` returns.
+
+        None for datasets that are no picture files, for pictures that cannot be listed, and for ImageNet before it is
+        decoded.
+        """
+        try:
+            if self.is_own:
+                return list_folder(find_folder(self.path, root)).fingerprint
+            return imagenet.imagenet_files(self.source, self.size, self._root(root)) if self.is_imagenet else None
+        except (OSError, ValueError):
+            return None
+
+    def read(
+        self, root: str | Path | None = None, *, download: bool = False, progress: Progress | None = None
+    ) -> Splits:
+        """Read all images. The dataset read last is kept, and read again only if its files have changed.
+
+        Args:
+            root: The data folder, by default $MAXSEP_DATA. It holds `cifar-10-batches-py/`, `cifar-100-python/`,
+                `svhn/*.mat`, `imagenet/{train,val}/CLASS/*`, `imagenet-lt/*.txt`; an official `.tar.gz` is unpacked.
+            download: Fetch what is missing into `root`; ImageNet cannot be downloaded.
+            progress: Called with (bytes so far, bytes in all) while downloading or decoding.
+
+        >>> Dataset.parse("digits").read().train.num_classes
+        10
+        """
+        reader, state = self._reader(root, download, progress)
+        key = (self, state)
+        if key not in _LAST:
+            _LAST.clear()  # first, so that two datasets are never in memory
+            _LAST[key] = reader()
+        return _LAST[key]
+
+    def _reader(
+        self, root: str | Path | None, download: bool, progress: Progress | None
+    ) -> tuple[Callable[[], Splits], Hashable]:
+        """Return what reads this dataset, and the state of the files that it would read."""
+        if split := self.open_set:
+            reader, state = Dataset.parse(split.source)._reader(root, download, progress)
+            return lambda: known_classes(split, reader()), state
+        if self.is_own:
+            listing = list_folder(find_folder(self.path, root))
+            state = (listing.folder.resolve(), listing.fingerprint, listing.newest)
+            return lambda: read_folder(listing, self.size, name=self.name), state
+        if self.source == "digits":
+            return load_digits, None
+        base = self._root(root)
+        if self.is_imagenet:
+            kept = (base, imagenet.imagenet_files(self.source, self.size, base))
+            return lambda: imagenet.load_imagenet(self.name, self.source, base, self.size, progress=progress), kept
+        ensure(self.source, base, fetch=download, progress=progress)
+        if self.source == "svhn":
+            return lambda: load_svhn(base), _stat(base / "svhn")
+        return lambda: load_cifar(self.source, base), _stat(base / LAYOUTS[self.source].folder)
+
+    def _root(self, root: str | Path | None) -> Path:
+        return data_root(self.name, root)
+
+
+def data_root(name: str, root: str | Path | None) -> Path:
+    """Return the data folder: what was passed, or else $MAXSEP_DATA."""
+    folder = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if not folder:
+        raise ValueError(f"{name} needs a data folder: pass --data DIR or set {ROOT_VARIABLE}. (digits needs none.)")
+    return Path(folder).expanduser()
+
+
+def find_folder(path: str, root: str | Path | None = None) -> Path:
+    """Look a folder up in the working directory, then in the data folder; it may be in neither."""
+    here, base = Path(path).expanduser(), root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if here.is_dir() or here.is_absolute() or not base:
+        return here
+    return Path(base).expanduser() / here
+
+
+def fingerprints_differ(*fingerprints: str | None) -> bool:
+    """Return whether fingerprints are of different files; None is not known and differs from nothing.
+
+    >>> fingerprints_differ("a", "a", None), fingerprints_differ("a", "b")
+    (False, True)
+    """
+    return len({*fingerprints} - {None}) > 1
+
+
+def normalisation(name: str, splits: Splits) -> tuple[Tensor, Tensor]:
+    """Return the mean and standard deviation of each channel, for (images / 255 - mean) / std.
+
+    Args:
+        name: A name of `STATISTICS`; `train`: measured on the training images (a constant channel gets std 1);
+            `auto`: the published constants of the dataset if there are any, else `train`. Long-tailed CIFAR-100 is by
+            custom normalised with `cifar10`, and `cifar10_255` has the larger stds of out-of-distribution work.
+        splits: The data to be normalised.
+
+    Returns:
+        Two float32 tensors of shape (C,).
+
+    >>> mean, std = normalisation("auto", Dataset.parse("digits").read())
+    >>> [round(v, 2) for v in (mean.item(), std.item())]
+    [0.31, 0.38]
+    """
+    if name not in NORMALISATIONS:
+        raise ValueError(f"unknown normalisation {name!r}. Known: {', '.join(NORMALISATIONS)}.")
+    constants = Dataset.parse(splits.name).statistics if name == "auto" else STATISTICS.get(name)
+    if constants is None:
+        return _measure(splits.train)
+    mean, std = constants
+    if len(mean) != splits.train.shape[0]:
+        raise ValueError(
+            f"normalisation {name!r} is for images with {len(mean)} channels, {splits.name} has "
+            f"{splits.train.shape[0]}. Use 'train'."
+        )
+    return torch.tensor(mean), torch.tensor(std)
+
+
+def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
+    """Measure exactly: 256 counts per channel, so no rounding and no float copy of the images."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    counts = torch.zeros(images.shape[0], 256, dtype=torch.int64)
+    for batch in torch.split(images.images, 1024):
+        counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in batch.unbind(1)]).cpu()
+    means, stds = [], []
+    for count in counts:
+        share = count.double() / count.sum()
+        mean = (share * values).sum()
+        std = (share * (values - mean) ** 2).sum().sqrt()
+        means.append(mean)
+        stds.append(std if std > 0 else torch.ones_like(std))
+    return torch.stack(means).float(), torch.stack(stds).float()
+
+
+def _stat(folder: Path) -> Hashable:
+    """Return where a folder is, and the names, sizes and times of its files."""
+    files = sorted((path.name, path.stat()) for path in folder.iterdir())
+    return folder.resolve(), tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)

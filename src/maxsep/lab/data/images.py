@@ -1,0 +1,184 @@
+"""Images as the lab holds them: all of a split in one uint8 tensor, with labels and class names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Hold a whole split of images in memory, or mapped into it. Never write to it: datasets are shared by runs.
+
+    Args:
+        images: uint8, (N, C, H, W).
+        labels: int64, (N,), each in [0, len(classes)). A bad label is an error here, and not inside a CUDA kernel.
+        classes: Class names; the position is the label. A class may have no image.
+
+    >>> digits = ImageSet(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1]), ("no", "yes"))
+    >>> len(digits), digits.shape, digits.class_counts
+    (3, (1, 8, 8), [1, 2])
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse anything that training would only stumble over later."""
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or 0 in self.images.shape:
+            raise ValueError(
+                f"images must be uint8 of shape (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}."
+            )
+        if not self.classes:
+            raise ValueError("classes must name at least one class.")
+        check_labels(self.labels, len(self.classes), len(self.images))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, with or without images."""
+        return len(self.classes)
+
+    @property
+    def class_counts(self) -> list[int]:
+        """Images per class, in label order."""
+        counts: list[int] = torch.bincount(self.labels, minlength=self.num_classes).tolist()
+        return counts
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def subset(self, indices: Tensor) -> ImageSet:
+        """Take the images at these positions (int64, in this order); the classes stay."""
+        indices = indices.to(self.images.device)
+        if torch.equal(indices, torch.arange(len(self), device=indices.device)):
+            return self  # indexing would copy a mapped file into memory
+        return ImageSet(self.images[indices], self.labels[indices], self.classes)
+
+    def to(self, device: torch.device | str, *, images: bool = True) -> ImageSet:
+        """Move the labels to a device, and the images too unless `batch` is to move them a few at a time."""
+        return ImageSet(self.images.to(device) if images else self.images, self.labels.to(device), self.classes)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images at these positions (int64, (B,), on the device of the images), and their labels.
+
+        Images on the CPU are gathered into pinned memory and copied asynchronously to the device of the labels.
+        """
+        device = self.labels.device
+        labels = self.labels.index_select(0, indices.to(device, non_blocking=True))
+        if self.images.device == device:
+            return self.images.index_select(0, indices), labels
+        picked = torch.empty(len(indices), *self.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        torch.index_select(self.images, 0, indices, out=picked)
+        return picked.to(device, non_blocking=True), labels
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield all images in order, `size` at a time, on the device of the labels."""
+        for images in torch.split(self.images, size):
+            yield images.to(self.labels.device, non_blocking=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The splits of a dataset. All share their classes and their image shape."""
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    calibration: ImageSet | None = None
+    """Neither trained nor tested on: it sets the threshold of "unknown"."""
+    fingerprint: str | None = None
+    """Digest of the names and sizes of picture files; None where there are none."""
+
+    def __post_init__(self) -> None:
+        """Refuse splits that do not belong together."""
+        for kind, split in (("test", self.test), ("calibration", self.calibration)):
+            if split is not None and self.train.classes != split.classes:
+                raise ValueError(
+                    f"{self.name}: the training classes {self.train.classes[:5]} and the {kind} classes "
+                    f"{split.classes[:5]} differ. They must be the same in the same order."
+                )
+            if split is not None and self.train.shape != split.shape:
+                raise ValueError(f"{self.name}: training images are {self.train.shape}, {kind} images {split.shape}.")
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the images of all splits."""
+        splits = (self.train, self.test, self.calibration)
+        return sum(split.images.nbytes for split in splits if split is not None)
+
+    def to(self, device: torch.device | str, *, images: bool = True) -> Splits:
+        """Move all splits to a device, or their labels only."""
+        calibration = None if self.calibration is None else self.calibration.to(device, images=images)
+        train, test = self.train.to(device, images=images), self.test.to(device, images=images)
+        return replace(self, train=train, test=test, calibration=calibration)
+
+
+def labels_of(counts: Sequence[int]) -> Tensor:
+    """Return the labels of images that are sorted by class.
+
+    >>> labels_of([2, 1]).tolist()
+    [0, 0, 1]
+    """
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+
+def check_labels(labels: Tensor, num_classes: int, num_images: int) -> None:
+    """Raise unless labels are one int64 class index per image."""
+    if labels.dtype != torch.int64 or labels.shape != (num_images,):
+        raise ValueError(f"labels must be int64 of shape ({num_images},), got {labels.dtype} {tuple(labels.shape)}.")
+    outside = (labels < 0) | (labels >= num_classes)
+    if bool(outside.any()):
+        position = int(outside.nonzero()[0, 0])
+        raise ValueError(
+            f"label {int(labels[position])} at position {position} is out of range: with {num_classes} classes "
+            f"labels are 0 to {num_classes - 1}."
+        )
+
+
+def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Split positions into a part to train on and a part held out, class by class.
+
+    Of a class with n images round(fraction * n) are held out: at least one, but never the last one. A class with a
+    single image therefore stays in training and is absent from the held-out part.
+
+    Returns:
+        (kept, held): int64 positions, both in dataset order; together they are all positions.
+
+    >>> kept, held = hold_out(torch.tensor([0, 0, 0, 0, 1, 1, 2]), 0.25)
+    >>> len(kept), len(held)
+    (5, 2)
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction!r}.")
+    held = draw_per_class(labels, held_counts(torch.bincount(labels.cpu()).tolist(), fraction), seed)
+    mask = torch.ones(len(labels), dtype=torch.bool)
+    mask[held] = False
+    return mask.nonzero()[:, 0], held
+
+
+def held_counts(counts: Sequence[int], fraction: float) -> list[int]:
+    """Return how many images of every class `hold_out` holds out.
+
+    >>> held_counts([40, 5, 1, 0], 0.1)
+    [4, 1, 0, 0]
+    """
+    return [min(max(1, round(fraction * n)), n - 1) if n else 0 for n in counts]
+
+
+def draw_per_class(labels: Tensor, counts: Sequence[int], seed: int) -> Tensor:
+    """Draw counts[i] positions of each class i; sorted, the same on every machine and version."""
+    values = labels.cpu().numpy()
+    generator = np.random.RandomState(seed)  # its stream never changes between numpy versions
+    chosen = [generator.permutation(np.flatnonzero(values == i))[:n] for i, n in enumerate(counts)]
+    return torch.from_numpy(np.sort(np.concatenate(chosen)).astype(np.int64))

@@ -1,0 +1,280 @@
+"""Datasets by name: what a name means, facts without reading, one read for many runs, normalisation."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from maxsep.lab.data import Dataset, ImageSet, Splits, fingerprints_differ, folder, list_once, normalisation, prepare
+from maxsep.lab.spec import RunSpec
+
+
+def fill(path, **sizes):
+    """Write a folder of class folders with this many pictures each."""
+    for name, count in sizes.items():
+        (path / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (8, 8), (i, 0, 0)).save(path / name / f"{i}.bmp")
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MAXSEP_DATA", raising=False)
+    return fill(tmp_path / "my" / "pictures", cat=10, dog=4, eel=2)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Count how often a folder is listed and pictures are decoded."""
+    counts = {"_list_split": 0, "decode": 0}
+
+    def count(name, function):
+        def counted(*arguments):
+            counts[name] += 1
+            return function(*arguments)
+
+        return counted
+
+    for name in counts:
+        monkeypatch.setattr(folder, name, count(name, getattr(folder, name)))
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "size", "path", "label"),
+    [
+        ("digits", "digits", 8, "", "Digits"),
+        ("cifar10", "cifar10", 32, "", "CIFAR-10"),
+        ("imagenet_lt", "imagenet_lt", 224, "", "ImageNet-LT"),
+        ("imagenet?size=64", "imagenet", 64, "", "ImageNet, 64 pixels"),
+        ("osr_cifar+_3", "cifar10", 32, "", "CIFAR+ split 3"),
+        ("osr_digits_0", "digits", 8, "", "Digits split 0"),
+        ("folder:/a/birds/", "folder", 32, "/a/birds/", "birds"),
+        ("folder:a?b?size=16", "folder", 16, "a?b", "a?b, 16 pixels"),
+    ],
+)
+def test_names(name, source, size, path, label):
+    dataset = Dataset.parse(name)
+    assert (dataset.name, dataset.source, dataset.size, dataset.path, dataset.label) == (
+        name,
+        source,
+        size,
+        path,
+        label,
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "mnist", "folder:", "cifar10?size=64", "imagenet?size=31", "imagenet_lt?size=x", "folder:a?size=2000"),
+        *("osr_cifar10_5", "osr_mnist_0", "osr_cifar+", "my/pictures"),
+    ],
+)
+def test_names_of_no_dataset(pictures, name):
+    with pytest.raises(ValueError, match=r"dataset|size"):
+        Dataset.parse(name)
+
+
+@pytest.mark.parametrize("typed", ["my/pictures", "my/pictures/", "./my/pictures", "folder:my/pictures"])
+def test_a_folder_has_one_name_however_it_is_typed(pictures, typed):
+    assert Dataset.find(typed).name == "folder:my/pictures"
+    assert Dataset.find(typed, size=16).name == "folder:my/pictures?size=16"
+    assert Dataset.find(typed).read().train.classes == ("cat", "dog", "eel")
+
+
+def test_what_a_user_types(pictures):
+    assert Dataset.find("pictures", pictures.parent).name == f"folder:{pictures}"
+    assert Dataset.find("my/pictures/?size=16").read().train.shape == (3, 16, 16)
+    assert Dataset.find("imagenet", size=64).name == "imagenet?size=64"
+    fill(pictures.parent.parent / "digits", a=2, b=2)
+    assert Dataset.find("digits").source == "digits", "known names win over folders"
+    assert Dataset.find("./digits").name == "folder:digits"
+
+
+@pytest.mark.parametrize(
+    ("typed", "size"), [("mnist", None), ("digits", 16), ("my/pictures?size=8", 16), ("my/pictures", 2000)]
+)
+def test_what_a_user_cannot_type(pictures, typed, size):
+    for root in (None, pictures):
+        with pytest.raises(ValueError, match=str(size) if size else typed):
+            Dataset.find(typed, root, size)
+
+
+def test_a_folder_without_classes_is_refused_before_anything_is_planned(tmp_path):
+    with pytest.raises(ValueError, match="class folders"):
+        Dataset.find(str(tmp_path))
+
+
+def test_a_default_size_is_for_pictures_without_one():
+    names = {"imagenet": "imagenet?size=64", "imagenet?size=32": "imagenet?size=32", "digits": "digits"}
+    names |= {"folder:a": "folder:a?size=64", "folder:a?size=8": "folder:a?size=8", "osr_svhn_1": "osr_svhn_1"}
+    assert {name: Dataset.parse(name).with_default_size(64).name for name in names} == names
+
+
+def test_facts_without_reading(pictures, tmp_path):
+    mine = Dataset.parse("folder:my/pictures?size=16")
+    assert mine.train_counts() == mine.read().train.class_counts == [8, 3, 1]
+    assert mine.fingerprint() == mine.read().fingerprint == Dataset.parse("folder:my/pictures").fingerprint()
+    digits = Dataset.parse("digits")
+    assert digits.train_counts() == digits.read().train.class_counts
+    assert Dataset.parse("osr_digits_2").train_counts() == Dataset.parse("osr_digits_2").read().train.class_counts
+    assert digits.fingerprint() is None
+    for nothing in (f"folder:{tmp_path}", "folder:nowhere"):
+        assert Dataset.parse(nothing).train_counts(tmp_path) is None
+        assert Dataset.parse(nothing).fingerprint(tmp_path) is None
+
+
+def test_where_test_images_come_from(tmp_path):
+    fill(tmp_path / "own" / "train", cat=3, dog=2)
+    fill(tmp_path / "own" / "val", cat=1, dog=1)
+    fill(tmp_path / "flat", a=2, b=2)
+    own, flat = (Dataset.parse(f"folder:{tmp_path / name}") for name in ("own", "flat"))
+    assert str(tmp_path / "own" / "val") in own.test_description
+    assert (own.draws_test(), flat.draws_test(), Dataset.parse("cifar10").draws_test()) == (False, True, False)
+    assert "third" in Dataset.parse("digits").test_description
+    assert "fifth" in flat.test_description
+
+
+def test_fingerprints_that_are_not_known_differ_from_none():
+    assert not fingerprints_differ()
+    assert not fingerprints_differ(None, "a", None)
+    assert fingerprints_differ("a", None, "b")
+
+
+def test_a_folder_is_decoded_once_for_many_runs(pictures, calls):
+    specs = [RunSpec(dataset="folder:my/pictures?size=8", seed=seed) for seed in range(3)]
+    first, *others = (prepare(spec) for spec in specs)
+    assert calls["decode"] == 1
+    assert all(other.train.images is first.train.images for other in others)
+
+
+@pytest.mark.parametrize("change", ["new", "other size", "other pixels"])
+def test_a_changed_folder_is_read_again(pictures, calls, change):
+    dataset = Dataset.parse("folder:my/pictures?size=8")
+    before = dataset.read()
+    path = pictures / "cat" / ("new.bmp" if change == "new" else "0.bmp")
+    content = b"" if change == "new" else path.read_bytes()
+    path.write_bytes((pictures / "cat" / "1.bmp").read_bytes())
+    if change == "other pixels":  # which the fingerprint does not see, and the time of the change does
+        assert len(content) == path.stat().st_size
+    elif change == "other size":
+        path.write_bytes(content + b"more")
+    after = dataset.read()
+    assert calls["decode"] == 2
+    assert (before.fingerprint == after.fingerprint) == (change == "other pixels")
+
+
+def test_a_folder_is_listed_once_in_a_block(pictures, calls):
+    with list_once():
+        dataset = Dataset.find("my/pictures", size=8)
+        dataset.train_counts()
+        dataset.fingerprint()
+        prepare(RunSpec(dataset=dataset.name))
+        assert calls["_list_split"] == 1
+    prepare(RunSpec(dataset=dataset.name))
+    assert calls == {"_list_split": 2, "decode": 1}
+
+
+def test_only_the_last_dataset_is_kept(tmp_path, write_cifar):
+    write_cifar(tmp_path, "cifar10")
+    cifar = Dataset.parse("cifar10").read(tmp_path)
+    assert Dataset.parse("cifar10").read(tmp_path) is cifar
+    assert Dataset.parse("digits").read() is Dataset.parse("digits").read(tmp_path)
+    assert Dataset.parse("cifar10").read(tmp_path) is not cifar
+
+
+def test_damage_is_noticed_although_the_dataset_is_kept(tmp_path, write_cifar):
+    path = write_cifar(tmp_path, "cifar10") / "test_batch"
+    Dataset.parse("cifar10").read(tmp_path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="test_batch"):
+        Dataset.parse("cifar10").read(tmp_path)
+
+
+def test_the_data_folder(tmp_path, write_cifar, monkeypatch):
+    monkeypatch.delenv("MAXSEP_DATA", raising=False)
+    with pytest.raises(ValueError, match="MAXSEP_DATA"):
+        Dataset.parse("cifar100").read()
+    write_cifar(tmp_path, "cifar100")
+    monkeypatch.setenv("MAXSEP_DATA", str(tmp_path))
+    assert Dataset.parse("cifar100").read().train.num_classes == 100
+    fill(tmp_path / "mine", a=2, b=2)
+    assert Dataset.parse("folder:mine").read().name == "folder:mine"
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        Dataset.parse("folder:nothing").read()
+
+
+def test_import_is_light():
+    """Readers bring their libraries in when used, not when imported."""
+    code = "import sys, maxsep.lab.data; print(*{'sklearn', 'scipy', 'torchvision'} & set(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == ""
+
+
+def splits(name="folder:mine", channels=3, values=None):
+    pixels = torch.randint(0, 256, (6, channels, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    split = ImageSet(pixels if values is None else values, torch.arange(6) % 2, ("a", "b"))
+    return Splits(name, split, split)
+
+
+CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "mean", "std"),
+    [
+        ("cifar10", "auto", *CIFAR10),
+        ("cifar100", "auto", (0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
+        ("cifar100", "cifar10", *CIFAR10),
+        ("cifar100", "cifar10_255", (0.491373, 0.482353, 0.446667), (0.247059, 0.243529, 0.261569)),
+        ("imagenet_lt?size=64", "auto", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ],
+)
+def test_published_constants(dataset, name, mean, std):
+    for got, expected in zip(normalisation(name, splits(dataset)), (mean, std), strict=True):
+        torch.testing.assert_close(got, torch.tensor(expected), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("folder:mine", "auto"),
+        ("svhn", "auto"),
+        ("cifar10", "train"),
+        *((f"osr_cifar{s}_0", "auto") for s in ("10", "+")),
+    ],
+)
+def test_other_statistics_are_measured_and_so_are_those_of_every_open_set_split(dataset, name):
+    mine = splits(dataset)
+    mean, std = normalisation(name, mine)
+    pixels = mine.train.images.double() / 255
+    torch.testing.assert_close(mean, pixels.mean((0, 2, 3)).float())
+    torch.testing.assert_close(std, pixels.std((0, 2, 3), correction=0).float())
+    assert mean.dtype == std.dtype == torch.float32
+    assert Dataset.parse("osr_digits_0").statistics is None
+
+
+def test_constant_channel_is_not_divided_by_zero():
+    mean, std = normalisation("train", splits(values=torch.full((6, 1, 2, 2), 51, dtype=torch.uint8)))
+    torch.testing.assert_close(mean, torch.tensor([0.2]))
+    assert std.tolist() == [1.0]
+
+
+def test_digits_constants_are_those_of_the_digits():
+    digits = Dataset.parse("digits").read()
+    everything = torch.cat([digits.train.images, digits.test.images]).double() / 255
+    mean, std = normalisation("auto", digits)
+    assert abs(mean.item() - everything.mean().item()) < 1e-4
+    assert abs(std.item() - everything.std().item()) < 1e-4
+
+
+def test_normalisations_that_do_not_fit():
+    with pytest.raises(ValueError, match="places"):
+        normalisation("places", splits())
+    with pytest.raises(ValueError, match="channels"):
+        normalisation("cifar10", splits(channels=1))
