@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, __version__, separate, simplex
-from maxsep.lab.bench import alternate, spread_of
+from maxsep.lab.benchmark import alternate, spread_of
 from maxsep.lab.environment import hardware
 from maxsep.losses import fused_cross_entropy
 from maxsep.simplex import coefficients

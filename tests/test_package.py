@@ -18,8 +18,8 @@ LAYERS = {  # a room may import from rooms with a smaller number, and from itsel
     "analysis": 4, "sklearn": 5, "lab": 6, "cli": 7, "__init__": 8, "__main__": 8,
 }  # fmt: skip
 LAB = {
-    "__init__": 0, "spec": 0, "data": 1, "networks": 1, "engine": 2, "detection": 3, "serving": 3, "recipes": 4,
-    "durations": 0, "estimate": 5, "outcome": 5, "grid": 6, "report": 7, "bench": 8,
+    "__init__": 0, "spec": 0, "run": 1, "data": 1, "networks": 1, "engine": 2, "ood": 3, "predict": 3, "export": 3,
+    "recipes": 4, "environment": 1, "durations": 0, "estimate": 5, "outcome": 5, "grid": 6, "report": 7, "benchmark": 8,
 }  # fmt: skip
 HEAVY = [
     "torchvision", "triton", "matplotlib", "sklearn", "lightning_fabric", "scipy", "timm", "transformers", "typer",

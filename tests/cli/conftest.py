@@ -22,7 +22,7 @@ def call(invoke):
     def ask(*arguments):
         result = invoke(*arguments)
         assert result.exit_code == 0, (result.output, result.exception)
-        return result.output
+        return result.stdout
 
     return ask
 
@@ -70,3 +70,11 @@ def run(call, tmp_path_factory):
     """What `maxsep train --json` says about a short run on digits."""
     runs = tmp_path_factory.mktemp("runs")
     return json.loads(call("train", "--epochs", 2, "--batch-size", 128, "--runs", runs, "--json"))
+
+
+@pytest.fixture(scope="session")
+def calibrated(call, tmp_path_factory):
+    """Likewise for a run that held out images for its thresholds."""
+    runs = tmp_path_factory.mktemp("calibrated")
+    options = ["--epochs", 10, "--batch-size", 64, "--calibration", 0.2, "--device", "cpu"]
+    return json.loads(call("train", *options, "--runs", runs, "--json"))

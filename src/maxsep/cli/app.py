@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from maxsep import __version__
-from maxsep.cli import bench, compare, demo, evaluate, export, matrix, predict, report, reproduce, train
+from maxsep.cli import bench, compare, demo, evaluate, matrix, predict, report, reproduce, train
 
 app = typer.Typer(
     name="maxsep",
@@ -41,7 +41,6 @@ VERBS = {  # in the order of the help, with what it has room for
     reproduce: "Reproduce a table or figure of the paper.",
     evaluate: "Evaluate weights: accuracy, calibration, outliers.",
     predict: "Classify images, and say which are unknown.",
-    export: "Write a run as a plain model, its head folded.",
     report: "Write the report of finished runs.",
     matrix: "Show the matrix and the angle between classes.",
     bench: "Measure this machine: product, head, fused loss.",
@@ -49,3 +48,6 @@ VERBS = {  # in the order of the help, with what it has room for
 for module, told in VERBS.items():
     name = module.__name__.rsplit(".", 1)[1]
     app.command(name=name, epilog=module.EPILOG, short_help=told)(module.command)
+app.command(name="export", epilog=predict.EXPORT_EPILOG, short_help="Write a run as a plain model, its head folded.")(
+    predict.export_command
+)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from maxsep.lab.spec import Execution, options
+from maxsep.packages import load_package
 
 Data = Annotated[
     Path | None,
@@ -81,3 +83,14 @@ def numbers(option: str, given: Sequence[str] | None, default: str) -> list[floa
     except ValueError as error:
         told = ",".join(given or [])
         raise ValueError(f"{option} must be numbers with commas, such as {default}, got {told!r}.") from error
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table: the first column left-aligned, the others right-aligned; 160 columns wide off a terminal."""
+    table = load_package("rich.table", "lab").Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 160
+    load_package("rich.console", "lab").Console(width=width, markup=False, highlight=False, emoji=False).print(table)

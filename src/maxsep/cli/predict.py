@@ -1,19 +1,20 @@
-"""`maxsep predict RUN IMAGES`: the class of each image, or "unknown"."""
+"""`maxsep predict MODEL IMAGES` classifies images; `maxsep export RUN` writes a model that it can read."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from maxsep.cli.options import Device, Json
-
-if TYPE_CHECKING:
-    from maxsep.lab.serving import Classifier, Prediction
+from maxsep.lab.export import export
+from maxsep.lab.predict import Classifier, Prediction, Unreadable, classify, find_images, open_model
 
 EPILOG = "Example: maxsep predict runs/digits-mlp-maxsep-s0-3f2a90c1bd photos more/*.png --top 3"
+EXPORT_EPILOG = "Example: maxsep export runs/digits-mlp-maxsep-s0-3f2a90c1bd --out model --format onnx"
 
 
 def command(
@@ -23,70 +24,74 @@ def command(
         str | None, typer.Option(help="max_logit, max_softmax or energy; by default the run's: max_logit.")
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Scores below it are unknown; by default the run's own threshold.")
+        float | None, typer.Option(help="Images that score below it are unknown; by default the run's own.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print.")] = 1,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Classify images: path, class, probability, score, and `unknown` where the score is below the threshold."""
-    from maxsep.lab.serving import Prediction, find_images, open_classifier, predictions
-
-    classifier = open_classifier(model, device)
+    """Classify images: path, class, probability, score, and `unknown` if the score is below the threshold."""
+    classifier = open_model(model, device)
     score = classifier.score if score is None else score
     limit = classifier.threshold(score) if threshold is None else threshold
-    paths, missing, skipped = find_images(images)
-    answers = predictions(classifier, paths, score=score, threshold=limit, top=top)
-    typer.echo(_explain(classifier, score, limit, given=threshold is not None), err=True)
-    if skipped:
-        typer.echo(_passed_over(skipped), err=True)
-    width = max((len(str(path)) for path in paths), default=0)
-    told: list[dict[str, Any]] = []
-    for answer in answers:
-        if not isinstance(answer, Prediction):
-            missing.append(answer)
+    files = find_images(images)
+    predictions = classify(classifier, files.images, score=score, threshold=limit, top=top)
+    typer.echo(_explain(classifier, score, limit, from_run=threshold is None), err=True)
+    if files.skipped:
+        typer.echo(f"skipped {len(files.skipped)} files without an image suffix, such as {files.skipped[0]}", err=True)
+    width, label_width = max((len(str(path)) for path in files.images), default=0), max(map(len, classifier.labels))
+    rows: list[dict[str, Any]] = []
+    unreadable = list(files.missing)
+    for prediction in predictions:
+        if isinstance(prediction, Unreadable):
+            unreadable.append(prediction)
         elif as_json:
-            told.append(_as_dict(answer))
+            rows.append(_as_dict(prediction))
         else:
-            typer.echo(_line(answer, width, max(map(len, classifier.labels))))
+            typer.echo(_line(prediction, width, label_width))
     if as_json:
-        problems = [{"path": item.path, "reason": item.reason} for item in missing]
-        found = {"score": score, "threshold": limit, "predictions": told, "unreadable": problems}
-        typer.echo(json.dumps(found | {"skipped": [str(path) for path in skipped]}))
-    for item in missing:
+        skipped = [str(path) for path in files.skipped]
+        answer = {"score": score, "threshold": limit, "predictions": rows, "skipped": skipped}
+        typer.echo(json.dumps(answer | {"unreadable": [asdict(item) for item in unreadable]}))
+    for item in unreadable:
         typer.echo(f"maxsep: {item.reason}", err=True)
-    if missing:
+    if unreadable:
         raise typer.Exit(2)
 
 
-def _explain(classifier: Classifier, score: str, limit: float | None, *, given: bool) -> str:
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; an earlier export in it is replaced.")],
+    format: Annotated[str, typer.Option(help="safetensors or onnx.")] = "safetensors",
+) -> None:
+    """Export a run with its head folded into ordinary layers, for maxsep predict or, as ONNX, for other programs."""
+    typer.echo(str(export(run, out, format)))
+
+
+def _explain(classifier: Classifier, score: str, limit: float | None, *, from_run: bool) -> str:
     if limit is None:
-        return (
-            f"{classifier.source} has no threshold, because no data was held out for one: nothing is called unknown. "
-            "--threshold gives one; maxsep train --calibration 0.1 sets one."
-        )
-    if given or classifier.unknown is None:
-        return f"unknown: {score} below {limit:g}, as given"
+        return f"{classifier.source} has no threshold (train with --set calibration=0.1, or use --threshold)"
+    if not from_run or classifier.unknown is None:
+        return f"unknown: {score} below {limit:g}"
     kept, count = classifier.unknown["tpr"], classifier.unknown["images"]
     return f"unknown: {score} below {limit:.4f}, which {kept:.0%} of {count} held-out training images reach"
 
 
-def _passed_over(skipped: list[Path]) -> str:
-    """Count the files of folders that were not read, because their names are no images'."""
-    files = f"1 file, {skipped[0]}, was" if len(skipped) == 1 else f"{len(skipped)} files, {skipped[0]} the first, were"
-    return f"{files} skipped: no suffix of an image. A file that is named itself is read whatever its suffix."
-
-
-def _line(answer: Prediction, path_width: int, label_width: int) -> str:
-    (label, probability), *others = answer.top
-    told = f"{answer.path!s:<{path_width}}  {label:<{label_width}}  {probability:7.2%}  {answer.score:9.4f}"
-    lines = [told + ("  unknown" if answer.unknown else "")]
+def _line(prediction: Prediction, path_width: int, label_width: int) -> str:
+    (label, probability), *others = prediction.top
+    first = f"{prediction.path!s:<{path_width}}  {label:<{label_width}}  {probability:7.2%}  {prediction.score:9.4f}"
+    lines = [first + ("  unknown" if prediction.unknown else "")]
     lines += [f"{'':<{path_width}}  {label:<{label_width}}  {probability:7.2%}" for label, probability in others]
     return "\n".join(lines)
 
 
-def _as_dict(answer: Prediction) -> dict[str, Any]:
-    (label, probability), *_ = answer.top
-    top = [{"class": name, "probability": share} for name, share in answer.top]
-    told = {"path": str(answer.path), "class": label, "probability": probability, "score": answer.score}
-    return told | {"unknown": answer.unknown, "top": top}
+def _as_dict(prediction: Prediction) -> dict[str, Any]:
+    label, probability = prediction.top[0]
+    return {
+        "path": str(prediction.path),
+        "class": label,
+        "probability": probability,
+        "score": prediction.score,
+        "unknown": prediction.unknown,
+        "top": [{"class": name, "probability": share} for name, share in prediction.top],
+    }

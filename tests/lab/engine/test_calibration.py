@@ -14,8 +14,8 @@ from maxsep.lab.engine import evaluate, load_model, train
 from maxsep.lab.engine.calibration import SCORES, check_score, with_rejected
 from maxsep.lab.engine.evaluation import predict
 from maxsep.lab.engine.model import Pipeline
+from maxsep.lab.predict import open_model
 from maxsep.lab.run import Run
-from maxsep.lab.serving import open_classifier
 from maxsep.lab.spec import Execution, RunSpec
 
 CPU = Execution(device="cpu")
@@ -182,7 +182,7 @@ def test_what_a_threshold_rejects_of_known_images(tmp_path):
     spec = RunSpec(head="cosine", loss="ldam", epochs=3, batch_size=128, calibration=0.2)
     folder = train(spec, runs=tmp_path, execution=CPU, progress=False)
     told = evaluate(folder)["unknown"]
-    classifier = open_classifier(folder, "cpu")
+    classifier = open_model(folder, "cpu")
     logits = classifier.logits(prepare(spec).test.images)
     for score in SCORES:
         below = classifier.scores(score, logits) < classifier.threshold(score)

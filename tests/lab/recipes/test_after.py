@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from maxsep.lab.detection import Wish
+from maxsep.lab.ood import OODProtocol
 from maxsep.lab.recipes.after import Detect, Place
 from maxsep.lab.spec import RunSpec
 
 SPEC = RunSpec(head="plain", epochs=1)
-STEP = Detect(Wish(outliers=("places",)))
+STEP = Detect(OODProtocol(outliers=("places",)))
 
 
 def place(runs, **more):
@@ -20,7 +20,7 @@ def place(runs, **more):
 def asked(monkeypatch):
     found = []
     monkeypatch.setattr(
-        "maxsep.lab.recipes.after.ensure_detection", lambda folder, wish, **_: found.append(folder.name)
+        "maxsep.lab.recipes.after.ensure_detection", lambda folder, protocol, **_: found.append(folder.name)
     )
     return found
 
@@ -51,9 +51,9 @@ def test_the_budget_ends_it(tmp_path, asked):
 
 def test_what_is_there_is_left_alone(tmp_path, asked):
     folder = make(tmp_path, "result.json")
-    scores = {name: {"full": {"auroc": 0.5}, "draws": {"repeats": 10}} for name in STEP.wish.scores}
+    scores = {name: {"full": {"auroc": 0.5}, "draws": {"repeats": 10}} for name in STEP.protocol.scores}
     record = {"schema": 1, "in_distribution": {"dataset": "digits"}, "sets": {"places": {"scores": scores}}}
-    record["mahalanobis"] = {"magnitudes": list(STEP.wish.magnitudes)}
+    record["mahalanobis"] = {"magnitudes": list(STEP.protocol.magnitudes)}
     (folder / "detection.json").write_text(json.dumps(record))
     assert STEP([SPEC], place(tmp_path)) == ""
     STEP.check([SPEC], tmp_path, tmp_path, download=False)  # nothing is needed, so nothing is missing
@@ -66,9 +66,9 @@ def test_a_record_of_other_probabilities_is_not_what_was_asked_for(tmp_path, ask
     folder.mkdir()
     for name in ("result.json", "weights.safetensors"):
         (folder / name).write_text("{}")
-    scores = {name: {"full": {"auroc": 0.5}, "draws": {"repeats": 10}} for name in STEP.wish.scores}
+    scores = {name: {"full": {"auroc": 0.5}, "draws": {"repeats": 10}} for name in STEP.protocol.scores}
     record = {"schema": 1, "in_distribution": {"dataset": "digits"}, "sets": {"places": {"scores": scores}}}
-    record["mahalanobis"] = {"magnitudes": list(STEP.wish.magnitudes)}
+    record["mahalanobis"] = {"magnitudes": list(STEP.protocol.magnitudes)}
     for scale, expected in (({"softmax_scale": 30.0}, []), ({}, [spec.name])):
         (folder / "detection.json").write_text(json.dumps(record | scale))
         assert STEP([spec], place(tmp_path)) == ""

@@ -58,8 +58,8 @@ def runs(tmp_path_factory):
 def reproduce(name, only, data, runs):
     recipe = recipes.get(name)
     if name == "ood":  # two of the seven steps: the others cost as much and say nothing new
-        wish = dataclasses.replace(recipe.after.wish, magnitudes=(0.0, 0.001))
-        recipe = dataclasses.replace(recipe, after=Detect(wish))
+        protocol = dataclasses.replace(recipe.after.protocol, magnitudes=(0.0, 0.001))
+        recipe = dataclasses.replace(recipe, after=Detect(protocol))
     grid.check_data(recipe.specs(1, only=only), after=recipe.after, runs=runs, data_root=data)
     return grid.reproduce(recipe, only=only, runs=runs, data_root=data, **LIMITS)
 
@@ -120,9 +120,9 @@ def test_the_protocol_of_ood():
         told = (spec.learning_rate, spec.momentum, spec.nesterov, spec.weight_decay, spec.precision)
         assert told == (0.1, 0.9, True, 5e-4, "32-true")
         assert learning_rate(spec, 99, 390, 391) == pytest.approx(1e-6)
-    wish = recipes.get("ood").after.wish
-    assert (wish.outliers, wish.draw, wish.repeats) == (("svhn", "places", "cifar10"), 2000, 10)
-    assert wish.magnitudes == (0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
+    protocol = recipes.get("ood").after.protocol
+    assert (protocol.outliers, protocol.draw, protocol.repeats) == (("svhn", "places", "cifar10"), 2000, 10)
+    assert protocol.magnitudes == (0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
 
 
 def test_the_protocol_of_openset():

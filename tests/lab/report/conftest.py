@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from maxsep.lab import recipes
 from maxsep.lab.data import Dataset
-from maxsep.lab.detection.measures import histogram, logit_scores, measure_scores
+from maxsep.lab.ood.evaluate import histogram, measure_scores
+from maxsep.lab.ood.scores import logit_scores
 from maxsep.lab.report import render
 from maxsep.lab.spec import RunSpec
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from maxsep.analysis import angular_fisher_score
-from maxsep.lab.data import Splits, prepare
+from maxsep.lab.data import Dataset, Splits, prepare
 from maxsep.lab.engine.calibration import with_rejected
 from maxsep.lab.engine.evaluation import measure, predict
 from maxsep.lab.engine.losses import last_loss
@@ -45,7 +45,9 @@ def load_pipeline(folder: str | Path, device: torch.device | str = "cpu") -> Pip
     return pipeline.requires_grad_(False)
 
 
-def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device: str = "cpu") -> dict[str, Any]:
+def evaluate(
+    folder: str | Path, data_root: str | Path | None = None, *, device: str = "cpu", dataset: str | None = None
+) -> dict[str, Any]:
     """Evaluate a finished run's weights on its test data again, in full precision.
 
     What belongs to the weights, the normalisation and the training images of every class that the loss may go by, is
@@ -55,6 +57,7 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
         folder: The run's folder.
         data_root: Folder of the datasets; by default $MAXSEP_DATA.
         device: Where to compute.
+        dataset: The run's data, if their folder has moved; by default `spec.dataset`.
 
     Returns:
         `top1`, `top5`, `loss`, `ece`, `softmax_scale`, `balanced`, `per_class` and `angular_fisher`; and `unknown`: the
@@ -62,7 +65,7 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     """
     run = Run(folder)
     pipeline, spec, told = load_pipeline(folder, device), run.spec, run.preprocessing
-    data = prepare(spec, data_root)
+    data = prepare(moved(spec, dataset, data_root, told["shape"]), data_root)
     check_classes(data, told["classes"], told["shape"], folder, "Evaluate it on the data that it was trained on.")
     outputs = predict(pipeline, data.test.to(device, images=False))
     loss = last_loss(spec, run.metrics["class_counts"])
@@ -71,6 +74,13 @@ def evaluate(folder: str | Path, data_root: str | Path | None = None, *, device:
     metrics = measure(outputs, loss, spec.softmax_scale)
     metrics["angular_fisher"] = angular_fisher_score(outputs.features, outputs.labels)
     return metrics | {"unknown": with_rejected(run.unknown, outputs.logits)}
+
+
+def moved(spec: RunSpec, dataset: str | None, data_root: str | Path | None, shape: Sequence[int]) -> RunSpec:
+    """Return the spec with another name of its dataset, for images of the run's size; None keeps the name."""
+    if dataset is None:
+        return spec
+    return spec.replace(dataset=Dataset.find(dataset, data_root).with_default_size(shape[1]).name)
 
 
 def check_classes(data: Splits, classes: Sequence[str], shape: Sequence[int], source: str | Path, advice: str) -> None:

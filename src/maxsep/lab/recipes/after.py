@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from maxsep.lab.data import Dataset, load_outliers
-from maxsep.lab.detection import Wish, covers, ensure_detection, read_detection
+from maxsep.lab.ood import OODProtocol, covers, ensure_detection, read_detection
 from maxsep.lab.spec import RunSpec
 
 
@@ -43,7 +43,7 @@ class After(Protocol):
 class Detect:
     """Score outliers with every run and write `detection.json` into its folder."""
 
-    wish: Wish
+    protocol: OODProtocol
 
     def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
         """Read every set of outliers once, so that a missing one is one error before the first run."""
@@ -52,7 +52,7 @@ class Detect:
             if self._is_done(runs / spec.name, spec):
                 continue
             split = Dataset.parse(spec.dataset).open_set
-            for name in self.wish.sets(spec.dataset):
+            for name in self.protocol.sets(spec.dataset):
                 key = (name, split.unknown_source if split else "")
                 if key in seen:
                     continue
@@ -75,9 +75,9 @@ class Detect:
                 notes.append("Detection is not complete: the budget was spent. The same command goes on.")
             else:
                 with suppress(BlockingIOError):  # another process that shares these runs is at it
-                    ensure_detection(folder, self.wish, data_root=place.data_root, device=place.device)
+                    ensure_detection(folder, self.protocol, data_root=place.data_root, device=place.device)
         return " ".join(dict.fromkeys(notes))
 
     def _is_done(self, folder: Path, spec: RunSpec) -> bool:
         record = read_detection(folder)
-        return record is not None and covers(record, self.wish, spec.softmax_scale)
+        return record is not None and covers(record, self.protocol, spec.softmax_scale)

@@ -7,7 +7,7 @@ the radius does. "Plain, centred" is no run of its own: the mean logit is taken 
 
 from __future__ import annotations
 
-from maxsep.lab.detection import Wish
+from maxsep.lab.ood import OODProtocol
 from maxsep.lab.recipes.after import Detect
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.spec import RunSpec
@@ -48,5 +48,5 @@ RECIPE = Recipe(
     question="Does a network trained with the matrix tell images from outside its classes better?",
     blocks=(Block(settings=(_SGD,), arms=ARMS), Block(settings=(_ADAMW,), arms=ARMS)),
     seeds=(1, 2, 3),
-    after=Detect(Wish(outliers=OUTLIERS)),
+    after=Detect(OODProtocol(outliers=OUTLIERS)),
 )

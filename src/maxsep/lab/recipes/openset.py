@@ -7,7 +7,7 @@ CIFAR+10 and CIFAR+50 differ in the unknown classes alone and share their traine
 from __future__ import annotations
 
 from maxsep.lab.data.open_set import SPLITS, OpenSetSplit
-from maxsep.lab.detection import Wish
+from maxsep.lab.ood import OODProtocol
 from maxsep.lab.recipes.after import Detect
 from maxsep.lab.recipes.ood import ARMS
 from maxsep.lab.recipes.recipe import Block, Recipe
@@ -49,5 +49,5 @@ RECIPE = Recipe(
     question="Does the matrix help to tell classes that were never trained on?",
     blocks=(Block(settings=_settings(), arms=ARMS),),
     seeds=(0,),
-    after=Detect(Wish(mahalanobis=False, repeats=0)),
+    after=Detect(OODProtocol(mahalanobis=False, repeats=0)),
 )

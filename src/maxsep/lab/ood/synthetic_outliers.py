@@ -1,7 +1,8 @@
-"""Made-up outsiders on which the step of the Mahalanobis detector is chosen, so that no reported set decides it.
+"""Synthetic outliers, on which the input step of the Mahalanobis detector is chosen.
 
-The eight kinds of the energy benchmark (Liu et al. 2020, after Hendrycks et al. 2019), written anew. There they are
-made from CIFAR-10's test images; here from the run's own training images, so that no test image is read for a choice.
+The eight kinds are those of the energy benchmark (Liu, Wang, Owens and Li, Energy-based Out-of-distribution Detection,
+NeurIPS 2020). The benchmark makes them from test images of CIFAR-10; here they are made from the run's own training
+images, so that neither a test image nor a reported set of outliers decides the step.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ _SPECKLE = 0.6
 """Standard deviation of the noise that multiplies pixels."""
 
 
-def outsiders(images: Tensor, mean: Tensor, std: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """Turn images of known classes into images of none.
+def synthetic_outliers(images: Tensor, mean: Tensor, std: Tensor, seed: int = 0) -> dict[str, Tensor]:
+    """Turn images of known classes into images of no class.
 
     Args:
         images: uint8 (N, C, H, W), at least two.
-        mean: (C,), with which images are normalised; the uniform noise lies in [-1, 1] after that.
-        std: (C,).
-        seed: Seed of everything that is drawn.
+        mean: Channel means (C,); uniform noise lies in [-1, 1] after normalisation.
+        std: Channel standard deviations (C,).
+        seed: Seed of all random numbers.
 
     Returns:
-        For each kind, uint8 images of the same shape and on the same device.
+        uint8 images of the same shape and device, by kind.
 
-    >>> made = outsiders(torch.full((2, 3, 8, 8), 200).byte(), torch.full((3,), 0.5), torch.full((3,), 0.5))
+    >>> made = synthetic_outliers(torch.full((2, 3, 8, 8), 200).byte(), torch.full((3,), 0.5), torch.full((3,), 0.5))
     >>> sorted(made)
     ['arithmetic_mean', 'geometric_mean', 'invert', 'jigsaw', 'pixelate', 'rgb_shift', 'speckle', 'uniform_noise']
     >>> made["invert"].unique().tolist(), made["geometric_mean"].unique().tolist()
@@ -53,13 +54,13 @@ def outsiders(images: Tensor, mean: Tensor, std: Tensor, seed: int = 0) -> dict[
     return {kind: value.round().clamp(0, 255).to(torch.uint8) for kind, value in made.items()}
 
 
-def _draw(law: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw on the CPU, so that every device sees the same numbers."""
-    return law(like.shape, generator=generator).to(like.device)
+def _draw(sample: Callable[..., Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw on the CPU, so that every device gets the same numbers."""
+    return sample(like.shape, generator=generator).to(like.device)
 
 
 def _partner(count: int, generator: torch.Generator) -> Tensor:
-    """Give every image another one: a ring through all of them in random order."""
+    """Assign every image another one: a ring through all of them in random order."""
     order = torch.randperm(count, generator=generator)
     partner = torch.empty_like(order)
     partner[order] = order.roll(1)
@@ -67,7 +68,7 @@ def _partner(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _jigsaw(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Shuffle the pieces of every image, each image in its own way."""
+    """Shuffle the pieces of every image independently."""
     count, channels, height, width = x.shape
     rows, columns = height // _TILES, width // _TILES
     pieces = x[:, :, : rows * _TILES, : columns * _TILES].reshape(count, channels, _TILES, rows, _TILES, columns)

@@ -4,14 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsep import detect
-from maxsep.lab.detection.measures import (
-    CONVENTIONS,
-    histogram,
-    logit_scores,
-    measure_draws,
-    measure_pair,
-    measure_scores,
-)
+from maxsep.lab.ood.evaluate import CONVENTIONS, histogram, measure_draws, measure_pair, measure_scores
+from maxsep.lab.ood.scores import logit_scores
 
 SCORES = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=30).map(torch.tensor)
 

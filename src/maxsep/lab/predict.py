@@ -1,0 +1,276 @@
+"""Classify image files with a trained run or an exported model: class, probability, and whether it is unknown."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from maxsep.files import verify_folder
+from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
+from maxsep.lab.engine import load_model
+from maxsep.lab.engine.calibration import SCORE, check_score, scores_of
+from maxsep.lab.engine.model import build_model
+from maxsep.lab.environment import pick_device
+from maxsep.lab.networks import Shape
+from maxsep.lab.run import Run
+from maxsep.lab.spec import RunSpec
+from maxsep.packages import load_package
+from maxsep.surgery import fold, load
+from maxsep.surgery.save import DESCRIPTION, WEIGHTS
+
+ONNX = "model.onnx"
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained model with its labels, preprocessing and thresholds.
+
+    Attributes:
+        source: The folder it was read from.
+        labels: Class names, in the order of the logits.
+        shape: (channels, height, width) of an image.
+        mean: Channel means (C,), on the scale of 0 to 1.
+        std: Channel standard deviations (C,).
+        unknown: The run's thresholds, as `calibration.calibrate` returns them, or None.
+        forward: Maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
+        spec: The run's spec.
+    """
+
+    source: Path
+    labels: tuple[str, ...]
+    shape: Shape
+    mean: Tensor
+    std: Tensor
+    unknown: dict[str, Any] | None
+    forward: Callable[[Tensor], Tensor]
+    spec: RunSpec
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Map uint8 images (B, C, H, W) to logits (B, classes), float32, on the CPU."""
+        return self.forward((images / 255 - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return softmax(spec.softmax_scale * logits): (B, classes), float64."""
+        return (self.spec.softmax_scale * logits.double()).softmax(1)
+
+    def scores(self, score: str, logits: Tensor) -> Tensor:
+        """Score logits (B, classes) on the scale of the thresholds: (B,), float64.
+
+        Pitfall: old thresholds of `ldam` that record no scale were set on bare cosines and are compared with these.
+        """
+        scale = self.spec.softmax_scale if self.unknown is None else float(self.unknown.get("softmax_scale", 1.0))
+        return scores_of(score, logits, scale)
+
+    @property
+    def score(self) -> str:
+        """The default score."""
+        return SCORE if self.unknown is None else str(self.unknown["score"])
+
+    def threshold(self, score: str) -> float | None:
+        """Return the threshold of a score that was set on held-out data, or None."""
+        check_score(score)
+        return None if self.unknown is None else float(self.unknown["thresholds"][score])
+
+
+def open_model(folder: str | Path, device: str = "auto") -> Classifier:
+    """Open a finished run or an exported model, folded and in float32; an ONNX file runs on the CPU.
+
+    Raises:
+        FileNotFoundError: The folder or one of its files is missing.
+        ValueError: The folder holds something else, or is damaged.
+    """
+    folder = Path(folder)
+    place = pick_device(device)
+    if (folder / "result.json").is_file():
+        return _open_run(folder, place)
+    if not (folder / DESCRIPTION).is_file():
+        raise FileNotFoundError(f"{folder} is neither a finished run (result.json) nor an export ({DESCRIPTION}).")
+    if (folder / ONNX).is_file():
+        if device == "cuda":
+            raise ValueError(f"{folder / ONNX} runs on the CPU: device must be auto or cpu, got 'cuda'.")
+        description = _read_description(folder, ONNX)
+        return _classifier(folder, description, description["extra"], open_onnx(folder / ONNX))
+    return _open_safetensors(folder, place)
+
+
+def _open_run(folder: Path, device: torch.device) -> Classifier:
+    run = Run(folder)
+    if not run.has_weights:
+        raise FileNotFoundError(f"{folder} was kept without its weights, so it cannot predict.")
+    description = {"preprocessing": run.preprocessing, "labels": run.preprocessing["classes"]}
+    extra = {"unknown": run.unknown, "spec": run.spec.to_dict()}
+    return _classifier(folder, description, extra, _in_torch(fold(load_model(folder)[0]), device))
+
+
+def _open_safetensors(folder: Path, device: torch.device) -> Classifier:
+    description = _read_description(folder, WEIGHTS)
+    extra = description["extra"]
+    channels, height, width = description["preprocessing"]["shape"]
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(RunSpec.from_dict(extra["spec"]), (channels, height, width), len(description["labels"]))
+    folded = fold(network)
+    load(folder, folded)
+    return _classifier(folder, description, extra, _in_torch(folded, device))
+
+
+def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+    """Open an ONNX file as a function from normalised images to logits, on the CPU."""
+    session = load_package("onnxruntime", "export").InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def _read_description(folder: Path, model: str) -> dict[str, Any]:
+    """Verify every byte of an exported folder and read its `maxsep.json`."""
+    verify_folder(folder, (model, DESCRIPTION))
+    description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    if "spec" not in (description.get("extra") or {}):
+        raise ValueError(f"{folder / DESCRIPTION} was written by maxsep.save, not by maxsep export: it has no spec.")
+    return description
+
+
+def _classifier(
+    folder: Path, description: dict[str, Any], extra: dict[str, Any], forward: Callable[[Tensor], Tensor]
+) -> Classifier:
+    preprocessing = description["preprocessing"]
+    channels, height, width = preprocessing["shape"]
+    mean, std = torch.tensor(preprocessing["mean"]), torch.tensor(preprocessing["std"])
+    labels, spec = tuple(description["labels"]), RunSpec.from_dict(extra["spec"])
+    return Classifier(folder, labels, (channels, height, width), mean, std, extra["unknown"], forward, spec)
+
+
+def _in_torch(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    model = model.float().eval().to(device)
+
+    def forward(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(images.to(device))
+            return logits.cpu()
+
+    return forward
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A path that cannot be classified, with the reason: a sentence that names the path."""
+
+    path: str
+    reason: str
+
+
+class ImageFiles(NamedTuple):
+    """Image files; paths without any; and files of folders that were skipped for their suffix."""
+
+    images: list[Path]
+    missing: list[Unreadable]
+    skipped: list[Path]
+
+
+def find_images(paths: Iterable[str | Path]) -> ImageFiles:
+    """List image files in the order of the arguments.
+
+    A file is taken whatever its name. A folder stands for the images in it and its sub-folders, by suffix and sorted;
+    other files in it are skipped and listed, hidden ones are ignored. Anything else is a pattern such as
+    `photos/**/*.png`.
+
+    >>> find_images(["nowhere/*.png"]).missing[0].reason
+    'nowhere/*.png matches no file.'
+    """
+    files = ImageFiles([], [], [])
+    for item in map(str, paths):
+        matches = [item] if Path(item).exists() else sorted(glob.glob(item, recursive=True))  # noqa: PTH207
+        if not matches:
+            reason = "matches no file." if glob.has_magic(item) else "does not exist."
+            files.missing.append(Unreadable(item, f"{item} {reason}"))
+        for path in map(Path, matches):
+            images, others = _list_folder(path) if path.is_dir() else ([path], [])
+            if not images:
+                known = ", ".join(sorted(IMAGE_SUFFIXES))
+                files.missing.append(Unreadable(str(path), f"{path} is a folder without images ({known})."))
+            files.images.extend(images)
+            files.skipped.extend(others)
+    return files
+
+
+def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    visible = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    images = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
+    return images, [path for path in visible if path.suffix.lower() not in IMAGE_SUFFIXES]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one image.
+
+    Attributes:
+        path: The image file.
+        top: The most probable classes with their probabilities, best first.
+        score: The score, higher = more like the training data.
+        unknown: Whether the score is below the threshold; None without a threshold.
+    """
+
+    path: Path
+    top: tuple[tuple[str, float], ...]
+    score: float
+    unknown: bool | None
+
+
+def classify(
+    classifier: Classifier,
+    paths: Sequence[Path],
+    *,
+    score: str | None = None,
+    threshold: float | None = None,
+    top: int = 1,
+) -> Iterator[Prediction | Unreadable]:
+    """Classify image files in their order; an unreadable file is reported and does not stop the others.
+
+    Args:
+        classifier: From `open_model`.
+        paths: Image files.
+        score: `max_logit`, `max_softmax` or `energy`; by default the classifier's own.
+        threshold: Images that score below it are unknown; None calls nothing unknown. `classifier.threshold(score)`
+            is the one that was set on held-out data.
+        top: Number of classes to return.
+    """
+    score = classifier.score if score is None else score
+    check_score(score)
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"threshold must be a finite number, got {threshold}.")
+    if top < 1:
+        raise ValueError(f"top must be at least 1, got {top}.")
+    return _classify(classifier, paths, score, threshold, min(top, len(classifier.labels)))
+
+
+def _classify(
+    classifier: Classifier, paths: Sequence[Path], score: str, threshold: float | None, top: int
+) -> Iterator[Prediction | Unreadable]:
+    reduced: list[Path] = []
+    for start in range(0, len(paths), BATCH):
+        part = paths[start : start + BATCH]
+        array, errors = decode(part, classifier.shape, reduced)
+        array[list(errors)] = 0  # an unreadable file stays in the batch as a black image: no neighbour is shifted
+        logits = classifier.logits(torch.from_numpy(array))
+        scores = classifier.scores(score, logits).tolist()
+        best = classifier.probabilities(logits).topk(top)
+        for row, path in enumerate(part):
+            if row in errors:
+                yield Unreadable(str(path), str(errors[row]))
+                continue
+            pairs = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+            classes = tuple((classifier.labels[index], probability) for index, probability in pairs)
+            unknown = None if threshold is None else not scores[row] >= threshold  # NaN is unknown
+            yield Prediction(path, classes, scores[row], unknown)
+    warn_of_reduced(reduced)
