@@ -1,5 +1,5 @@
 from maxsep.cli.show import events
-from maxsep.lab.outcome import Event
+from maxsep.lab.grid import Event
 from maxsep.lab.spec import RunSpec, options
 
 
@@ -25,11 +25,3 @@ def test_the_loss_is_told_where_it_is_no_cross_entropy(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(f"{spec.name} (logit_adjusted, tau=2.0)" in line for line in lines)
-
-
-def test_what_partners_have_in_hand_is_no_news(capsys):
-    for kind in ("elsewhere", "postponed"):
-        events(shared=True)(Event(kind, RunSpec(), 2, 4, 1.0))
-    assert capsys.readouterr().out == ""
-    events(shared=True)(Event("start", RunSpec(), 2, 4, 1.0))
-    assert capsys.readouterr().out != ""

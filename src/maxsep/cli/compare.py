@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maxsep.cli.jobs import SHARED, arguments, side_by_side
+from maxsep.cli.jobs import arguments
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, numbers, precision, words
 from maxsep.cli.run_spec import checked, loss_options
 from maxsep.cli.show import events, plan_table
 
 if TYPE_CHECKING:
-    from maxsep.lab.outcome import Summary
+    from maxsep.lab.grid import Summary
     from maxsep.lab.report.contest import Contest
     from maxsep.lab.spec import Execution, RunSpec
 
@@ -88,8 +87,7 @@ def command(
 ) -> None:
     """Train plain, its controls and maxsep on your data, and tell what the matrix adds to its control."""
     from maxsep.lab.data import Dataset, with_order
-    from maxsep.lab.durations import parse_budget
-    from maxsep.lab.estimate import num_train
+    from maxsep.lab.estimate import num_train, parse_budget
     from maxsep.lab.recipes.own_data import own_data, usual_batch
     from maxsep.lab.spec import RunSpec
 
@@ -116,28 +114,20 @@ def _compare(
     """Train what is missing and tell what came of it; of processes that share the work, the first tells."""
     from maxsep.lab import grid
 
-    runs, shared = settings["runs"], SHARED in os.environ
+    runs = settings["runs"]
     planned = grid.plan(specs, runs=runs, execution=settings["execution"])
     if dry_run:
         plan_table(planned, as_json)
         return
     left, start = [run.spec for run in planned if run.state != "finished"], time.monotonic()
-    if not shared:
-        _rehearse(left, specs, **settings)
+    _rehearse(left, specs, **settings)
     if budget is not None:  # reading the pictures takes time, too
         budget = max(budget - (time.monotonic() - start), 1e-9)
-    summary = None
-    if jobs > 1 and left:
-        same = arguments(context, ("jobs", "as_json", "out"))
-        status = side_by_side(jobs, ["compare", *same], quiet=as_json)
-    else:
-        show: dict[str, Any] = {} if as_json else {"on_event": events(shared=shared)}
-        summary = grid.run(specs, budget=budget, progress=not as_json, **show, **settings)
-        status = summary.status
-    if not shared:
-        line = shlex.join(["maxsep", "compare", *arguments(context, ("as_json", "jobs", "budget"), typed=True)])
-        _tell(specs, runs, out, summary, line, as_json)
-    raise typer.Exit(status)
+    show: dict[str, Any] = {} if as_json else {"on_event": events()}
+    summary = grid.run(specs, budget=budget, jobs=jobs, progress=not as_json, **show, **settings)
+    line = shlex.join(["maxsep", "compare", *arguments(context, ("as_json", "jobs", "budget"), typed=True)])
+    _tell(specs, runs, out, summary, line, as_json)
+    raise typer.Exit(summary.status)
 
 
 def _rehearse(
@@ -169,7 +159,7 @@ def _collect(specs: Sequence[RunSpec], runs: Path) -> Any:
     return collect(*(folder for spec in specs if (folder := runs / spec.name).is_dir()))
 
 
-def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary | None, line: str, as_json: bool) -> None:
+def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary, line: str, as_json: bool) -> None:
     """Print the table and the verdicts, or the same as JSON, and write the report of whatever is finished."""
     from maxsep.cli.contest_table import about
     from maxsep.lab.report import render
@@ -180,7 +170,7 @@ def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary | No
     if found.records:
         folders = [record.folder for record in found.records]
         page = render(folders, out, title="Does the matrix help on this data?", commands=[line])
-    failed = [] if summary is None else summary.failed
+    failed = summary.failed
     if as_json:
         told = about(found, specs) | found.to_dict() | {"failed": [spec.name for spec, _ in failed]}
         typer.echo(json.dumps(told | {"report": None if page is None else str(page)}))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsep.lab.outcome import Event
+from maxsep.lab.grid import Event
 from maxsep.lab.spec import RunSpec
 
 EPILOG = "Example: maxsep demo"

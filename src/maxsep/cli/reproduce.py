@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from maxsep.cli.jobs import SHARED, arguments, side_by_side
 from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
 from maxsep.cli.options import precision as default_precision
 from maxsep.cli.show import events, plan_table
 
 if TYPE_CHECKING:
-    from maxsep.lab.outcome import Summary
+    from maxsep.lab.grid import Summary
 
 EPILOG = (
     "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
@@ -25,7 +23,6 @@ EPILOG = (
 
 
 def command(
-    context: typer.Context,
     name: Annotated[
         str, typer.Argument(help="Which table or figure: table1, longtail, beyond, ood, ...; all are named below.")
     ],
@@ -57,8 +54,8 @@ def command(
     """Reproduce a table or figure: train what is missing, then write the report."""
     from maxsep.lab import grid, recipes
     from maxsep.lab.data import with_order
-    from maxsep.lab.durations import parse_budget
     from maxsep.lab.engine.launch import check_precision
+    from maxsep.lab.estimate import parse_budget
     from maxsep.lab.report import render
 
     recipe = recipes.get(name)
@@ -71,12 +68,11 @@ def command(
         plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
         return
     grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
-    if jobs > 1:
-        raise typer.Exit(_share(context, jobs, specs, runs, out, report, as_json))
-    show: dict[str, Any] = {} if as_json else {"on_event": events(shared=SHARED in os.environ)}
+    show: dict[str, Any] = {} if as_json else {"on_event": events()}
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
-        runs=runs, budget=limit, data_root=data, download=download, execution=how, progress=not as_json, **show,
+        runs=runs, budget=limit, data_root=data, download=download, execution=how, jobs=jobs,
+        progress=not as_json, **show,
     )  # fmt: skip
     page = render(runs, out or runs / "report") if report and (summary.finished or summary.skipped) else None
     _tell(summary, page, as_json)
@@ -96,30 +92,8 @@ def _tell(summary: Summary, page: Path | None, as_json: bool) -> None:
         }
         typer.echo(json.dumps(told | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
         return
-    if SHARED not in os.environ:
-        typer.echo(str(summary))
+    typer.echo(str(summary))
     for spec, message in summary.failed:
         typer.echo(f"failed: {spec.title}: {message}", err=True)
     if page is not None:
         typer.echo(f"report: {page}")
-
-
-def _share(
-    context: typer.Context, jobs: int, specs: Any, runs: Path, out: Path | None, report: bool, as_json: bool
-) -> int:
-    """Let several processes share the runs, say how far they came together, and write the report."""
-    from maxsep.lab import grid
-    from maxsep.lab.report import render
-
-    same = arguments(context, ("jobs", "report", "out", "as_json"))
-    status = side_by_side(jobs, ["reproduce", *same, "--no-report"], quiet=as_json)
-    planned = grid.plan(specs, runs=runs)
-    done = sum(run.state == "finished" for run in planned)
-    page = render(runs, out or runs / "report") if report and done else None
-    if as_json:
-        told = {"finished": [run.spec.name for run in planned if run.state == "finished"]}
-        told |= {"left": [run.spec.name for run in planned if run.state != "finished"]}
-        typer.echo(json.dumps(told | {"report": None if page is None else str(page)}))
-    else:
-        typer.echo(f"{done} of {len(planned)} runs are there" + ("" if page is None else f"\nreport: {page}"))
-    return status

@@ -7,26 +7,21 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from maxsep.lab.durations import format_seconds
-from maxsep.lab.outcome import Event, PlannedRun
+from maxsep.lab.grid import Event, PlannedRun, format_seconds
 
 
-def events(shared: bool = False) -> Callable[[Event], None]:
-    """Return a callback that prints a line for each run of a grid.
-
-    Where processes share the work, what the others have in hand is no news, and what none of them has time for is left
-    to be told by the first.
-    """
+def events() -> Callable[[Event], None]:
+    """Return a callback that prints a line for each run of a grid."""
 
     def tell(event: Event) -> None:
         place = f"[{event.index}/{event.total}]"
         if event.kind == "start":
             typer.echo(f"{place} {event.spec.title}  (about {format_seconds(event.seconds)})")
-        elif event.kind == "postponed" and not shared:
+        elif event.kind == "postponed":
             typer.echo(f"{place} left for next time (needs about {format_seconds(event.seconds)}): {event.spec.title}")
         elif event.kind == "failed":
             typer.echo(f"{place} FAILED: {event.message}")
-        elif event.kind == "elsewhere" and not shared:
+        elif event.kind == "elsewhere":
             typer.echo(f"{place} in the hands of another process: {event.spec.title}")
         elif event.kind == "finished":
             typer.echo(f"{place} done in {format_seconds(event.seconds)}")

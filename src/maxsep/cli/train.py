@@ -216,11 +216,10 @@ def _check_there(folder: Path, data: Path | None) -> bool:
 
 def _train(spec: RunSpec, runs: Path, there: bool, as_json: bool, **settings: Any) -> None:
     """Train a run unless it is there, and tell what came of it."""
-    from maxsep.lab import grid
     from maxsep.lab.engine import train
     from maxsep.lab.run import Run
 
-    folder = grid.attempt(train, spec, runs=runs, progress=not as_json, **settings)
+    folder = train(spec, runs=runs, progress=not as_json, **settings)
     _tell(Run(folder), there, as_json)
 
 

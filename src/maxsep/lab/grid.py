@@ -1,41 +1,90 @@
-"""Many runs: which are there, how long the rest will take, and training them within a time budget."""
+"""Train many runs: skip what is finished, resume, keep a budget, and share the work between processes."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
+import torch
+
+from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
-from maxsep.lab.durations import parse_budget
-from maxsep.lab.estimate import Estimate, Estimator, write_wall
-from maxsep.lab.outcome import Event, PlannedRun, State, Summary
-from maxsep.lab.recipes import Recipe, Selection, canonical, choose_radii, validation_metric
-from maxsep.lab.recipes.after import After, Place
+from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
+from maxsep.lab.recipes import Recipe, Selection, canonical
+from maxsep.lab.recipes.after import After
 from maxsep.lab.run import Run
-from maxsep.lab.spec import Execution, RunSpec
+from maxsep.lab.spec import Execution, RunSpec, options
+
+__all__ = [
+    "Event", "PlannedRun", "Summary", "check_data", "format_seconds", "num_train", "parse_budget", "plan", "reproduce",
+    "run", "stages", "unique",
+]  # fmt: skip
+
+GRACE = 60.0
+"""Seconds that a process has to save its run after its parent died."""
+Kind = Literal["start", "finished", "skipped", "failed", "postponed", "elsewhere"]
 
 
-class Trainer(Protocol):
-    """What trains one run: `maxsep.lab.engine.train`, or a stand-in with the same signature.
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run, its state and how long it will take."""
 
-    `download` is passed only where downloading is wanted, so a stand-in may do without it.
+    spec: RunSpec
+    state: Literal["finished", "unfinished", "new"]
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to one run; `seconds` are estimated at its start or when postponed, and measured at its end."""
+
+    kind: Kind
+    spec: RunSpec
+    index: int
+    total: int
+    seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass
+class Summary:
+    """What became of the runs.
+
+    `elsewhere` are runs that another process is training, and runs that start from one of these. `interrupted` is the
+    exit status of an interruption: 130 after Ctrl-C, 143 after SIGTERM, else 0.
     """
 
-    def __call__(
-        self,
-        spec: RunSpec,
-        *,
-        data_root: Any,
-        runs: Any,
-        execution: Execution,
-        progress: bool,
-        download: bool = False,
-    ) -> Path:
-        """Train a run, or return at once if it is finished; returns its folder."""
+    finished: list[RunSpec] = field(default_factory=list)
+    skipped: list[RunSpec] = field(default_factory=list)
+    failed: list[tuple[RunSpec, str]] = field(default_factory=list)
+    postponed: list[RunSpec] = field(default_factory=list)
+    elsewhere: list[RunSpec] = field(default_factory=list)
+    interrupted: int = 0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """Exit status: 0 if every run that was started ended well, 1 after a failure, 130 or 143 when interrupted."""
+        return self.interrupted or int(bool(self.failed))
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.finished)} trained", f"{len(self.skipped)} already finished"]
+        rest = (self.failed, "failed"), (self.postponed, "postponed"), (self.elsewhere, "in training elsewhere")
+        parts += [f"{len(specs)} {word}" for specs, word in rest if specs]
+        text = f"{', '.join(parts)} in {format_seconds(self.seconds)}"
+        return "\n".join([text + " (interrupted; the same command resumes)" * bool(self.interrupted), *self.notes])
 
 
 def unique(specs: Sequence[RunSpec], only: str | None = None) -> list[RunSpec]:
@@ -64,15 +113,36 @@ def plan(
     execution: Execution | None = None,
     only: str | None = None,
 ) -> list[PlannedRun]:
-    """List what would be trained, what is there already and how long each run will take; trains nothing."""
+    """List what would be trained, what is finished and how long each run will take; trains nothing."""
     estimator = Estimator(runs, execution or Execution())
     planned = []
     for spec in unique(specs, only):
-        found = Run(Path(runs) / spec.name).state
-        state: State = "unfinished" if found == "failed" else found
-        guess = Estimate(0.0, "finished") if state == "finished" else estimator.estimate(spec)
-        planned.append(PlannedRun(spec, state, guess))
+        state = Run(Path(runs) / spec.name).state
+        if state == "finished":
+            planned.append(PlannedRun(spec, "finished", Estimate(0.0, "finished")))
+        else:
+            planned.append(PlannedRun(spec, "new" if state == "new" else "unfinished", estimator.estimate(spec)))
     return planned
+
+
+def check_data(
+    specs: Sequence[RunSpec],
+    *,
+    after: After | None = None,
+    runs: str | Path = "runs",
+    data_root: str | Path | None = None,
+    download: bool = False,
+) -> None:
+    """Read every dataset that unfinished runs need, once, so that a missing one is one error and not one per run.
+
+    The dataset of the first run is read last, and so is still in memory when training starts.
+    """
+    unfinished = (spec for spec in specs if Run(Path(runs) / canonical(spec).name).state != "finished")
+    datasets = [Dataset.parse(spec.dataset) for spec in unfinished]
+    for name in reversed(dict.fromkeys(data.source if data.open_set else data.name for data in datasets)):
+        Dataset.parse(name).read(data_root, download=download)
+    if after is not None:
+        after.check(specs, Path(runs), data_root, download)
 
 
 def run(
@@ -83,43 +153,49 @@ def run(
     execution: Execution | None = None,
     only: str | None = None,
     budget: str | float | None = None,
-    train: Trainer | None = None,
+    jobs: int = 1,
+    train: Callable[..., Path] | None = None,
     on_event: Callable[[Event], None] | None = None,
     progress: bool = False,
     download: bool = False,
-    after: Callable[[RunSpec], None] | None = None,
+    after: After | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Train every run that is not there yet.
+    """Train every run that is not finished yet.
 
-    A finished run is never trained again. A run that fails is written down (`failure.json` in its folder) and the
-    others go on. With a budget, a run starts only if its estimated time still fits, and a shorter one may take
-    its place; the same call later goes on with the rest. The estimate uses the measured speed of finished runs, so
-    the first run of a kind may overrun; nothing is lost then, because an interrupted run is resumed.
+    A run that fails leaves `failure.json` in its folder, and the others go on. With a budget, a run starts only if its
+    estimated time still fits, and a shorter one may take its place; the same call later goes on with the rest. The
+    estimate comes from finished runs, so the first run of a kind may overrun; an interrupted run is resumed.
 
-    Several processes may make the same call: they share the work, because a run that one of them trains is left alone
-    by the others. Once they come to the end of the list they look again at what was taken.
+    Several processes may make the same call: a run that one of them trains is left alone by the others.
 
     Args:
         specs: The runs.
         runs: The folder of run folders.
-        data_root: Where the datasets lie.
+        data_root: Folder of the datasets.
         execution: How runs are computed.
-        only: Keep the runs that `Selection` finds.
+        only: Keep the runs that `Selection` selects.
         budget: Time for the whole call, as `parse_budget` reads it.
+        jobs: Processes that share the runs. They end with this one, even if it is killed. The calling script needs
+            the usual `if __name__ == "__main__"` guard.
         train: Trains one run; `maxsep.lab.engine.train` by default.
-        on_event: Called when a run starts, ends, is skipped, fails, is postponed or is in another process's hands.
-        progress: Whether each run shows its own progress.
-        download: Whether missing datasets may be fetched.
-        after: Called with every run that was trained; its time counts as the run's, and its failure too.
+        on_event: Called when a run starts, ends, is skipped, fails, is postponed or is trained elsewhere.
+        progress: Whether each run shows its own progress; not with several jobs.
+        download: Whether missing datasets may be downloaded.
+        after: A step after training, taken for every finished run that lacks it.
         clock: Seconds from any start.
     """
-    execution = execution or Execution()
-    deadline = None if budget is None else clock() + parse_budget(budget)
-    more = {"download": True} if download else {}
+    start, chosen = clock(), unique(specs, only)
+    deadline = None if budget is None else start + parse_budget(budget)
+    worker = _Worker(
+        Path(runs), data_root, execution or Execution(), train or engine.train, deadline, progress, download, after,
+        time.time(),
+    )  # fmt: skip
     tell = on_event or (lambda event: None)
-    job = _Job(runs, data_root, execution, train or _engine(), tell, progress, clock, more, after)
-    return job.run(unique(specs, only), deadline)
+    jobs = min(jobs, sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen))
+    summary = _share(worker, chosen, jobs, tell) if jobs > 1 else worker.run(chosen, tell, clock)
+    summary.seconds = clock() - start
+    return summary
 
 
 def reproduce(
@@ -131,255 +207,196 @@ def reproduce(
     precision: str | None = None,
     max_train: int | None = None,
     max_test: int | None = None,
-    runs: str | Path = "runs",
-    budget: str | float | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    data_root: str | Path | None = None,
+    download: bool = False,
     **settings: Any,
 ) -> Summary:
-    """Train the runs of a recipe: the search for the radius, the runs it leads to, and the step after training.
-
-    Args:
-        recipe: What to run.
-        seeds: How many seeds, or which.
-        epochs: Another number of epochs than the protocol's.
-        only: Keep the runs that `Selection` finds.
-        precision: Numbers to compute with.
-        max_train: Keep at most so many training images.
-        max_test: Keep at most so many test images.
-        runs: The folder of run folders.
-        budget: Time for the whole call.
-        clock: Seconds from any start.
-        **settings: Passed on to `run`.
-    """
+    """Train the runs of a recipe and take its step after training; arguments as for `Recipe.specs` and `run`."""
     chosen = recipe.specs(seeds, epochs, only, precision, max_train, max_test)
-    specs = with_order(chosen, settings.get("data_root"), download=settings.get("download", False))
-    deadline = None if budget is None else clock() + parse_budget(budget)
-
-    def left() -> float | None:
-        return None if deadline is None else max(deadline - clock(), 1e-9)
-
-    step = recipe.after
-    place = Place(
-        runs=Path(runs), data_root=settings.get("data_root"), clock=clock,
-        device=(settings.get("execution") or Execution()).device,
-    )  # fmt: skip
-    if step is not None:
-        settings["after"] = lambda spec: step([spec], place)
-    summary = run(specs, runs=runs, budget=left(), clock=clock, **settings)
-    if recipe.sweep is not None and _may_choose(summary):
-        summary.radii = chosen_radii(specs, runs)
-        selection = Selection.parse(only)
-        follow = [spec for spec in recipe.final_specs(summary.radii, specs) if selection.matches(spec)]
-        _merge(summary, run(follow, runs=runs, budget=left(), clock=clock, **settings), set(specs))
-    if step is not None and not summary.interrupted:
-        _finish(step, specs, replace(place, deadline=deadline), summary)
-    return summary
-
-
-def _finish(step: After, specs: Sequence[RunSpec], place: Place, summary: Summary) -> None:
-    """Take the last step, also for runs that were trained by an earlier call."""
-    failed = {spec.name for spec, _ in summary.failed}
-    notes = []
-    for spec in (spec for spec in specs if spec.name not in failed):
-        try:
-            notes.append(step([spec], place))
-        except KeyboardInterrupt:
-            summary.interrupted = 130
-            break
-        except Exception as error:  # whatever stops one run must not stop the others
-            summary.failed.append((spec, f"{type(error).__name__}: {error}"))
-    summary.notes += dict.fromkeys(filter(None, notes))
-
-
-def check_data(
-    specs: Sequence[RunSpec], *, after: After | None = None, runs: str | Path = "runs",
-    data_root: str | Path | None = None, download: bool = False,
-) -> None:  # fmt: skip
-    """Read every dataset that runs still need, once, so that a missing one is one error and not one for each run.
-
-    Args:
-        specs: The runs.
-        after: The step after training, which may need data of its own.
-        runs: The folder of run folders; what is finished there needs no data.
-        data_root: Where the datasets lie.
-        download: Whether missing datasets may be fetched.
-    """
-    needed = (spec.dataset for spec in specs if Run(Path(runs) / canonical(spec).name).state != "finished")
-    splits = {dataset: Dataset.parse(dataset).open_set for dataset in needed}
-    for dataset in dict.fromkeys(split.source if split else dataset for dataset, split in splits.items()):
-        Dataset.parse(dataset).read(data_root, download=download)
-    if after is not None:
-        after.check(specs, Path(runs), data_root, download)
-
-
-def attempt(
-    train: Trainer, spec: RunSpec, *, runs: str | Path, data_root: Any, execution: Execution, progress: bool,
-    **more: Any,
-) -> Path:  # fmt: skip
-    """Train a run, and leave in its folder why it failed, if it fails after the folder was made."""
-    failure = Path(runs) / spec.name / "failure.json"
-    try:
-        folder = train(spec, data_root=data_root, runs=runs, execution=execution, progress=progress, **more)
-    except BlockingIOError:  # another process is training this run: its folder is not ours to write to
-        raise
-    except Exception as error:
-        if failure.parent.is_dir():
-            Run(failure.parent).record_failure(spec, error)
-        raise
-    failure.unlink(missing_ok=True)
-    return folder
-
-
-def _may_choose(summary: Summary) -> bool:
-    """Whether a search came to its end; after a failure the rest of it must not choose in silence."""
-    failed = sum(spec.validation > 0 for spec, _ in summary.failed)
-    if failed:
-        summary.notes.append(
-            f"No radius was chosen: {failed} run{'' if failed == 1 else 's'} of the search failed. Mend the cause; the "
-            "same command trains them again."
-        )
-    return not (failed or summary.interrupted or summary.postponed or summary.elsewhere)
-
-
-def chosen_radii(specs: Sequence[RunSpec], runs: str | Path) -> dict[str, float]:
-    """Choose each head's radius from finished runs on held-out training data; the test set plays no part.
-
-    The value at radius 1 of `scaled` is that of `plain`.
-    """
-    scores: dict[tuple[str, float], list[float]] = {}
-    for spec in (spec for spec in specs if spec.validation > 0):
-        run = Run(Path(runs) / spec.name)
-        if run.state == "finished":
-            head = "scaled" if spec.head == "plain" else spec.head
-            score = float(run.metrics[validation_metric(spec.imbalance)])
-            scores.setdefault((head, spec.radius), []).append(score)
-    return choose_radii(scores)
+    specs = with_order(chosen, data_root, download=download)
+    return run(specs, data_root=data_root, download=download, after=recipe.after, **settings)
 
 
 @dataclass
-class _Job:
-    """One call of `run`: what stays the same from run to run."""
+class _Worker:
+    """One process that works through a list of runs."""
 
-    runs: str | Path
+    runs: Path
     data_root: str | Path | None
     execution: Execution
-    train: Trainer
-    on_event: Callable[[Event], None]
+    train: Callable[..., Path]
+    deadline: float | None
     progress: bool
-    clock: Callable[[], float]
-    more: dict[str, Any]
-    after: Callable[[RunSpec], None] | None = None
+    download: bool
+    after: After | None
+    began: float
 
-    def run(self, specs: Sequence[RunSpec], deadline: float | None) -> Summary:
-        summary, start = Summary(), self.clock()
-        estimator = Estimator(self.runs, self.execution)
-        left = list(enumerate(specs, 1))
-        while left:
-            taken, summary.elsewhere = summary.elsewhere, []
-            for index, spec in left:
-                tell = partial(self._tell, spec, index, len(specs))
-                if not self._consider(spec, summary, tell, deadline, estimator):
-                    break
-                estimator.refresh()
-            # what another process held may be free by now, or have let a second stage go on
-            again = summary.elsewhere != taken and not summary.interrupted
-            left = [(index, spec) for index, spec in left if again and spec in summary.elsewhere]
-        summary.seconds = self.clock() - start
-        return summary
+    def run(self, specs: Sequence[RunSpec], on_event: Callable[[Event], None], clock: Callable[[], float]) -> Summary:
+        """Go through the list until no run is free."""
+        self.summary, self.clock = Summary(), clock
+        self.estimator = Estimator(self.runs, self.execution)
+        pending = list(enumerate(specs, 1))
+        while pending:
+            self.summary.elsewhere = []
+            for index, spec in pending:
+                self._consider(spec, partial(_tell, on_event, spec, index, len(specs)))
+                if self.summary.interrupted:
+                    return self.summary
+            busy = [(index, spec) for index, spec in pending if spec in self.summary.elsewhere]
+            if len(busy) == len(pending):
+                break
+            pending = busy  # while this process trained, another one may have finished or released them
+        for index, spec in pending:
+            on_event(Event("elsewhere", spec, index, len(specs)))
+        return self.summary
 
-    def _tell(self, spec: RunSpec, index: int, total: int, kind: Any, seconds: float, message: str = "") -> None:
-        self.on_event(Event(kind, spec, index, total, seconds, message))
-
-    def _consider(
-        self, spec: RunSpec, summary: Summary, tell: Callable[..., None], deadline: float | None, estimator: Estimator
-    ) -> bool:
-        """Train a run if it is due; false if the user interrupted."""
-        if Run(Path(self.runs) / spec.name).state == "finished":
-            summary.skipped.append(spec)
-            tell("skipped", 0.0)
-        elif reason := self._blocked(spec, summary):
-            summary.failed.append((spec, reason))
-            tell("failed", 0.0, reason)
-        elif spec.start_from in summary.elsewhere:
+    def _consider(self, spec: RunSpec, tell: Callable[..., None]) -> None:
+        """Train a run if it is due and free."""
+        summary, run, first = self.summary, Run(self.runs / spec.name), spec.start_from
+        if run.state == "finished":
+            self._work(spec, run, "skipped", tell)
+        elif first is not None and first in (failed for failed, _ in summary.failed):
+            self._fail(spec, f"the run it starts from failed: {first.name}", tell)
+        elif first in summary.elsewhere or self._failed_elsewhere(run):
             summary.elsewhere.append(spec)
-            tell("elsewhere", 0.0)
         else:
-            guess = estimator.estimate(spec).seconds
-            if spec.start_from in summary.postponed or (deadline is not None and self.clock() + guess > deadline):
+            self.estimator.refresh()
+            seconds = self.estimator.estimate(spec).seconds
+            if first in summary.postponed or (self.deadline is not None and self.clock() + seconds > self.deadline):
                 summary.postponed.append(spec)
-                tell("postponed", guess)
-            else:
-                return self._claim(spec, summary, tell, guess)
-        return True
+                tell("postponed", seconds)
+                return
+            try:
+                with run.lock():
+                    kind: Kind = "skipped" if Run(run.folder).state == "finished" else "finished"
+                    if kind == "finished":
+                        tell("start", seconds)
+                    self._work(spec, run, kind, tell)
+            except BlockingIOError:
+                summary.elsewhere.append(spec)
 
-    def _claim(self, spec: RunSpec, summary: Summary, tell: Callable[..., None], guess: float) -> bool:
-        """Train a run unless another process has it in hand: then nothing is told of its start here."""
-        run = Run(Path(self.runs) / spec.name)
+    def _work(self, spec: RunSpec, run: Run, kind: Kind, tell: Callable[..., None]) -> None:
+        """Train a run unless it is skipped, take the step after training, and note what became of it."""
+        begin = self.clock()
         try:
-            with run.lock():
-                if run.state != "finished":
-                    tell("start", guess)
-                    return self._one(spec, summary, tell)
-                summary.skipped.append(spec)  # another process has just finished it
-                tell("skipped", 0.0)
-        except BlockingIOError:
-            summary.elsewhere.append(spec)
-            tell("elsewhere", 0.0)
-        return True
-
-    def _blocked(self, spec: RunSpec, summary: Summary) -> str:
-        """Say why a run cannot start: the run it starts from has failed in this call."""
-        failed = [other for other, _ in summary.failed]
-        first = spec.start_from
-        return f"the run it starts from has failed: {first.name}" if first is not None and first in failed else ""
-
-    def _one(self, spec: RunSpec, summary: Summary, tell: Callable[..., None]) -> bool:
-        """Train one run and note what became of it; false if the user interrupted."""
-        begin, folder = self.clock(), Path(self.runs) / spec.name
-        fresh = not (folder / "resume").exists()
-        try:
-            attempt(
-                self.train, spec, runs=self.runs, data_root=self.data_root, execution=self.execution,
-                progress=self.progress, **self.more,
-            )  # fmt: skip
-            if self.after is not None:
-                self.after(spec)
+            if kind == "finished":
+                self.train(
+                    spec, data_root=self.data_root, runs=self.runs, execution=self.execution, progress=self.progress,
+                    download=self.download,
+                )  # fmt: skip
+            self._take_step(run)
         except KeyboardInterrupt:
-            summary.interrupted = 130
-            return False
-        except SystemExit as stop:  # the engine saved the run's state before it gave way to a signal
-            summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
-            return False
-        except BlockingIOError:  # somebody trains it who makes no claims
+            self.summary.interrupted = 130
+        except SystemExit as stop:  # the engine saved the run's state after a signal
+            self.summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
+        except BlockingIOError:  # another process trains it
             raise
-        except Exception as error:  # whatever stops one run must not stop the others
-            message = f"{type(error).__name__}: {error}"
-            if not folder.exists():  # the run failed before its folder was made
-                folder.mkdir(parents=True)
-                Run(folder).record_failure(spec, error)
-            summary.failed.append((spec, message))
-            tell("failed", self.clock() - begin, message)
+        except Exception as error:  # the failure of one run must not stop the others
+            if run.state != "finished":
+                run.folder.mkdir(parents=True, exist_ok=True)
+                run.record_failure(spec, error)
+            self._fail(spec, f"{type(error).__name__}: {error}", tell, self.clock() - begin)
         else:
-            seconds = self.clock() - begin
-            if fresh and folder.is_dir():  # the time of half a run would be no measurement
-                write_wall(folder, seconds)
-            summary.finished.append(spec)
-            tell("finished", seconds)
-        return True
+            (self.summary.finished if kind == "finished" else self.summary.skipped).append(spec)
+            tell(kind, self.clock() - begin)
+
+    def _take_step(self, run: Run) -> None:
+        if self.after is None or self.after.is_done(run):
+            return
+        if self.deadline is not None and self.clock() >= self.deadline:
+            note = "Steps after training are not complete: the budget was spent. The same command resumes them."
+        else:
+            note = self.after(run, data_root=self.data_root, device=self.execution.device)
+        if note and note not in self.summary.notes:
+            self.summary.notes.append(note)
+
+    def _fail(self, spec: RunSpec, message: str, tell: Callable[..., None], seconds: float = 0.0) -> None:
+        self.summary.failed.append((spec, message))
+        tell("failed", seconds, message)
+
+    def _failed_elsewhere(self, run: Run) -> bool:
+        """Whether another process tried this run since this call began, and failed."""
+        return run.state == "failed" and (run.folder / "failure.json").stat().st_mtime >= self.began
 
 
-def _merge(summary: Summary, other: Summary, seen: set[RunSpec]) -> None:
-    summary.finished += other.finished
-    summary.skipped += [spec for spec in other.skipped if spec not in seen]
-    summary.failed += [pair for pair in other.failed if pair[0] not in seen]
-    summary.postponed += other.postponed
-    summary.elsewhere += other.elsewhere
-    summary.interrupted = summary.interrupted or other.interrupted
-    summary.seconds += other.seconds
-    summary.notes += other.notes
+def _tell(
+    on_event: Callable[[Event], None], spec: RunSpec, index: int, total: int, kind: Kind, seconds: float = 0.0,
+    message: str = "",
+) -> None:  # fmt: skip
+    on_event(Event(kind, spec, index, total, seconds, message))
 
 
-def _engine() -> Trainer:
-    from maxsep.lab.engine import train
+def _share(worker: _Worker, specs: Sequence[RunSpec], jobs: int, on_event: Callable[[Event], None]) -> Summary:
+    """Let several processes work through the list; a signal to this one is passed on, and their results are merged."""
+    extra = options(**({"threads": max(1, torch.get_num_threads() // jobs)} | dict(worker.execution.extra)))
+    worker = replace(worker, progress=False, execution=replace(worker.execution, extra=extra))
+    context = multiprocessing.get_context("spawn")
+    children: dict[Any, Any] = {}
+    results: list[Summary | int] = []
+    with StopRequest() as stop:
+        try:
+            for _ in range(jobs):
+                receive, send = context.Pipe(duplex=False)
+                child = children[receive] = context.Process(target=_work_for_parent, args=(worker, specs, send))
+                child.start()
+                send.close()  # the pipe ends with the child
+            waiting = True
+            while children:
+                if stop.signum and waiting:
+                    waiting = False
+                    for child in children.values():
+                        child.terminate()  # it saves its run first
+                for connection in wait(list(children), timeout=0.2):
+                    try:
+                        message = connection.recv()  # type: ignore[call-arg, union-attr]
+                    except EOFError:
+                        child = children.pop(connection)
+                        child.join()
+                        results += [child.exitcode] if child.exitcode else []
+                    else:
+                        results += [message] if isinstance(message, Summary) else []
+                        if isinstance(message, Event) and message.kind in ("start", "finished", "failed"):
+                            on_event(message)
+        finally:
+            for child in children.values():
+                child.kill()
+    return _merge(worker.runs, specs, results, stop.signum)
 
-    return train
+
+def _work_for_parent(worker: _Worker, specs: Sequence[RunSpec], connection: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(OSError):  # the parent is gone
+        connection.send(worker.run(specs, connection.send, time.monotonic))
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end, however it comes; then let the engine save the run and end this process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _merge(runs: Path, specs: Sequence[RunSpec], results: Sequence[Summary | int], signum: int) -> Summary:
+    """Sum up what several processes report: summaries, and exit codes of those that ended without one."""
+    merged, summaries = Summary(), [result for result in results if isinstance(result, Summary)]
+    codes = [result for result in results if isinstance(result, int)]
+    failed = {spec: message for summary in summaries for spec, message in summary.failed}
+    finished = {spec for summary in summaries for spec in summary.finished}
+    postponed = {spec for summary in summaries for spec in summary.postponed}
+    for spec in specs:
+        if spec in failed:
+            merged.failed.append((spec, failed[spec]))
+        elif Run(runs / spec.name).state == "finished":
+            (merged.finished if spec in finished else merged.skipped).append(spec)
+        elif spec in postponed:
+            merged.postponed.append(spec)
+        elif codes and not signum:
+            merged.failed.append((spec, f"a process ended with exit code {codes[0]}"))
+        else:
+            merged.elsewhere.append(spec)
+    merged.notes = list(dict.fromkeys(note for summary in summaries for note in summary.notes))
+    merged.interrupted = 128 + signum if signum else max((summary.interrupted for summary in summaries), default=0)
+    return merged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,33 +10,21 @@ from typing import Protocol
 
 from maxsep.lab.data import Dataset, load_outliers
 from maxsep.lab.ood import OODProtocol, covers, ensure_detection, read_detection
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where the runs lie, what they are computed on, and how long that may take."""
-
-    runs: Path
-    data_root: str | Path | None = None
-    device: str = "auto"
-    deadline: float | None = None
-    clock: Callable[[], float]
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the time is up."""
-        return self.deadline is not None and self.clock() >= self.deadline
-
-
 class After(Protocol):
-    """A step after the training of every run. What is there already is not done again."""
+    """A step after the training of every run."""
 
     def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
         """Raise if something is missing that the step will need."""
 
-    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
-        """Do what is missing for the finished ones of these runs; say in a sentence what could not be done."""
+    def is_done(self, run: Run) -> bool:
+        """Whether a finished run has what the step adds."""
+
+    def __call__(self, run: Run, *, data_root: str | Path | None, device: str) -> str:
+        """Take the step for a finished run; return a sentence about what could not be done, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,8 @@ class Detect:
         """Read every set of outliers once, so that a missing one is one error before the first run."""
         seen: set[tuple[str, str]] = set()
         for spec in specs:
-            if self._is_done(runs / spec.name, spec):
+            run = Run(runs / spec.name)
+            if run.state == "finished" and self.is_done(run):
                 continue
             split = Dataset.parse(spec.dataset).open_set
             for name in self.protocol.sets(spec.dataset):
@@ -62,22 +51,15 @@ class Detect:
                     Dataset.parse(source).read(data_root, download=True)
                 load_outliers(name, data_root, like=spec.dataset)
 
-    def __call__(self, specs: Sequence[RunSpec], place: Place) -> str:
-        """Detect with the runs that have not done so yet."""
-        notes = []
-        for spec in specs:
-            folder = place.runs / spec.name
-            if not (folder / "result.json").is_file() or self._is_done(folder, spec):
-                continue
-            if not (folder / "weights.safetensors").is_file():
-                notes.append("Some runs were kept without weights, so nothing can be detected with them any more.")
-            elif place.is_late:
-                notes.append("Detection is not complete: the budget was spent. The same command goes on.")
-            else:
-                with suppress(BlockingIOError):  # another process that shares these runs is at it
-                    ensure_detection(folder, self.protocol, data_root=place.data_root, device=place.device)
-        return " ".join(dict.fromkeys(notes))
+    def is_done(self, run: Run) -> bool:
+        """Whether the run's `detection.json` holds all that is measured here."""
+        record = read_detection(run.folder)
+        return record is not None and covers(record, self.protocol, run.spec.softmax_scale)
 
-    def _is_done(self, folder: Path, spec: RunSpec) -> bool:
-        record = read_detection(folder)
-        return record is not None and covers(record, self.protocol, spec.softmax_scale)
+    def __call__(self, run: Run, *, data_root: str | Path | None, device: str) -> str:
+        """Score the outliers with a run."""
+        if not run.has_weights:
+            return "Some runs were kept without weights, so detection cannot be measured with them."
+        with suppress(BlockingIOError):  # another process that shares these runs is at it
+            ensure_detection(run.folder, self.protocol, data_root=data_root, device=device)
+        return ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maxsep.lab.data.open_set import OpenSetSplit
-from maxsep.lab.durations import format_seconds
+from maxsep.lab.estimate import format_seconds
 from maxsep.lab.report.collect import Collection, Record
 from maxsep.lab.report.comparison import HEADS, Method
 from maxsep.lab.report.labels import benchmark_label, dataset_label, network_label
