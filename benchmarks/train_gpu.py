@@ -1,7 +1,6 @@
 """Training speed on one GPU: the paper's ResNet at batch 512, from the plainest loop to a captured, compiled step.
 
-Each row adds one thing to the row before; combo kernels are inductor's way of doing several small jobs in one launch,
-tuned ones those it has timed against each other; both have to be asked for. Images are random bytes of CIFAR's shape
+Each row adds one thing to the row before. Images are random bytes of CIFAR's shape
 that lie on the device; every step gathers, augments, normalises, runs forward and backward and updates, as in a real
 run. Captured forms are measured again while every core of the host is kept busy.
 
@@ -24,29 +23,24 @@ from pathlib import Path
 import torch
 
 from maxsep.lab.data import ImageSet, Splits
-from maxsep.lab.engine.assemble import assemble
-from maxsep.lab.engine.launch import make_fabric
-from maxsep.lab.engine.progress import choose_progress
-from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.engine.progress import StopRequest, choose_progress
+from maxsep.lab.engine.train import make_fabric
+from maxsep.lab.engine.trainer import Trainer
 from maxsep.lab.environment import commit, hardware, versions
 from maxsep.lab.run import Run
-from maxsep.lab.spec import Execution, RunSpec, options
+from maxsep.lab.spec import Execution, RunSpec
 
 TARGET, TOWARD, MOST_LOST = 46_000, 60_000, 0.05
 CAPTURED = {"channels_last": True, "compile": True, "cuda_graph": True}
+PLAIN = dict.fromkeys(CAPTURED, False)
 ROWS = {
     "float32": ("32-true", {}),
     "+ bfloat16": ("bf16-mixed", {}),
     "+ channels last": ("bf16-mixed", {"channels_last": True}),
     "+ torch.compile": ("bf16-mixed", {"channels_last": True, "compile": True}),
     "+ CUDA graph": ("bf16-mixed", CAPTURED),
-    "+ combo kernels": ("bf16-mixed", CAPTURED | {"extra": options(compile_options="combo_kernels")}),
-    "+ tuned kernels": (
-        "bf16-mixed",
-        CAPTURED | {"extra": options(compile_options="combo_kernels,max_autotune_pointwise")},
-    ),
 }
-IN_GRAPHS = ("+ CUDA graph", "+ combo kernels", "+ tuned kernels")
+IN_GRAPHS = ("+ CUDA graph",)
 
 
 def images(number, num_classes):
@@ -61,12 +55,12 @@ def build(precision, ways, arguments):
         dataset="cifar10", network=arguments.network, head=arguments.head, radius=0.1, batch_size=arguments.batch,
         augmentation="crop_flip", normalisation="cifar10", precision=precision,
     )  # fmt: skip
-    execution = Execution(**ways)
+    execution = Execution(**PLAIN | ways)
     train = images(8 * arguments.batch, 10)
     fabric = make_fabric(spec, execution)
     run = Run(Path(tempfile.mkdtemp()) / spec.name)
     with choose_progress(spec, False) as silent:
-        return assemble(fabric, spec, execution, Splits("folder:random", train, train), run, silent, StopRequest())
+        return Trainer(fabric, spec, execution, Splits("folder:random", train, train), run, silent, StopRequest())
 
 
 def speed(trainer, arguments):

@@ -11,7 +11,7 @@ from maxsep.cli.options import execution, numbers, precision, words
 ])  # fmt: skip
 def test_a_gpu_gets_everything_that_is_fast(monkeypatch, there, device, on_gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    how = execution(device, None)
+    how = execution(device, None).resolve("cuda" if on_gpu else "cpu")
     assert (how.compile, how.channels_last, how.cuda_graph) == (on_gpu,) * 3
     assert precision(device) == ("bf16-mixed" if on_gpu else "32-true")
 
@@ -20,13 +20,6 @@ def test_asked_for_it_a_cpu_compiles_but_captures_nothing():
     how = execution("cpu", fast=True)
     assert (how.compile, how.cuda_graph) == (True, False)
     assert not execution("cuda", fast=False).cuda_graph
-
-
-def test_one_thread_is_for_small_networks_alone():
-    assert dict(execution("cpu", None, ["mlp"]).extra) == {"threads": 1}
-    for networks in ([], ["mlp", "resnet32"], ["resnet34"]):
-        assert execution("cpu", None, networks).extra == ()
-    assert execution("cuda", None, ["mlp"]).extra == ()
 
 
 def test_several_values_with_commas_or_given_again():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maxsep.lab.data import augmentation
-from maxsep.lab.engine.augmenting import CompiledAugmentation
+from maxsep.lab.engine.step import CompiledAugmentation
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

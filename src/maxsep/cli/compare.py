@@ -137,12 +137,12 @@ def _rehearse(
     """Meet once, before anything is trained, what would stop every run alike."""
     from maxsep.lab.data import Dataset
     from maxsep.lab.engine.losses import build_loss
-    from maxsep.lab.engine.rehearsal import rehearse
+    from maxsep.lab.engine.train import dry_run
     from maxsep.lab.report.contest import check_data
 
     records = _collect(specs, runs).records
     if left:
-        data = rehearse(left[0], execution, data_root, download=download)
+        data = dry_run(left[0], execution, data_root, download=download)
         for spec in {spec.loss: spec for spec in left}.values():  # the data are the same for all of them
             build_loss(spec, data.train.class_counts)
         check_data(records, data.train.class_counts, len(data.test), data.fingerprint)

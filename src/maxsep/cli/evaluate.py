@@ -12,8 +12,7 @@ from maxsep.analysis import accuracy_by_shot
 from maxsep.cli.options import Data, Device, Download, Json, show_table
 from maxsep.lab.data import Dataset, check_outliers, fingerprints_differ, name_outliers
 from maxsep.lab.engine import evaluate
-from maxsep.lab.engine.calibration import with_rejected
-from maxsep.lab.engine.evaluation import known_ece
+from maxsep.lab.engine.evaluate import known_ece, with_rejected
 from maxsep.lab.environment import pick_device
 from maxsep.lab.ood import OODProtocol, detect, read_outliers
 from maxsep.lab.report.comparison import Method

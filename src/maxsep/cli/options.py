@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from maxsep.lab.spec import Execution, options
+from maxsep.lab.spec import Execution
 from maxsep.packages import load_package
 
 Data = Annotated[
@@ -34,17 +34,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def execution(device: str, fast: bool | None, networks: Collection[str] = ()) -> Execution:
     """Choose how runs are computed: everything that makes them fast where there is a GPU.
 
-    The small network for digits gets one thread of a CPU: several would wait for each other most of the time.
-
-    >>> execution("cpu", None).compile, execution("cpu", None, ["mlp"]).extra
-    (False, (('threads', 1),))
+    >>> execution("cpu", False).compile, execution("cpu", None).device
+    (False, 'cpu')
     """
     import torch
 
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    quick = on_gpu if fast is None else fast
-    extra = options(threads=1) if set(networks) == {"mlp"} and not on_gpu else ()
-    return Execution(device=device, compile=quick, channels_last=quick, cuda_graph=quick and on_gpu, extra=extra)
+    return Execution(
+        device=device, compile=fast, channels_last=fast, cuda_graph=None if fast is None else fast and on_gpu
+    )
 
 
 def precision(device: str) -> str:

@@ -54,7 +54,7 @@ def command(
     """Reproduce a table or figure: train what is missing, then write the report."""
     from maxsep.lab import grid, recipes
     from maxsep.lab.data import with_order
-    from maxsep.lab.engine.launch import check_precision
+    from maxsep.lab.engine.train import check_precision
     from maxsep.lab.estimate import parse_budget
     from maxsep.lab.report import render
 

@@ -79,7 +79,7 @@ class Estimator:
         """Predict how long a run will take from where it stands."""
         if spec.dataset not in self._sizes:  # the files of a folder are counted once
             self._sizes[spec.dataset] = class_sizes(spec.dataset)
-        whole = num_train(spec, self._sizes[spec.dataset]) * spec.epochs
+        whole = num_train(spec, self._sizes[spec.dataset]) * spec.trained_epochs
         left = whole * self._remaining(spec)
         measured = [m for m in self._measured.values() if m is not None]
         starts = [m.start for m in measured if m.spec.dataset == spec.dataset and m.start is not None]
@@ -98,7 +98,7 @@ class Estimator:
         for point in sorted(Run(self._runs / spec.name).resume.glob("save_*/state.json"), reverse=True):
             with suppress(ValueError, KeyError, TypeError, OSError):
                 done = int((Run(point.parent).read(point.name) or {})["epoch"])
-                return max(1 - done / spec.epochs, 1 / spec.epochs)
+                return max(1 - done / spec.trained_epochs, 1 / spec.trained_epochs)
         return 1.0
 
 
@@ -162,7 +162,7 @@ def _measure(run: Run, on_gpu: bool) -> _Measured | None:
     """Read a record; None if it says nothing about this kind of device. The report names what is damaged."""
     with suppress(OSError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
         result, seconds = run.result, float(run.result["seconds"])
-        images = float(run.metrics.get("num_train") or num_train(run.spec)) * run.spec.epochs
+        images = float(run.metrics.get("num_train") or num_train(run.spec)) * run.spec.trained_epochs
         wall = None if result.get("resumed") else result.get("wall_seconds")  # half a run's time is no measurement
         start = None if wall is None else max(0.0, float(wall) - seconds)
         if str(result["hardware"]["device"]).lower().startswith("cpu") != on_gpu and seconds > 0 and images > 0:

@@ -19,12 +19,12 @@ import torch
 
 from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
-from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.engine.progress import StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
 from maxsep.lab.recipes import Recipe, Selection, canonical
 from maxsep.lab.recipes.after import After
 from maxsep.lab.run import Run
-from maxsep.lab.spec import Execution, RunSpec, options
+from maxsep.lab.spec import Execution, RunSpec
 
 __all__ = [
     "Event", "PlannedRun", "Summary", "check_data", "format_seconds", "num_train", "parse_budget", "plan", "reproduce",
@@ -328,8 +328,8 @@ def _tell(
 
 def _share(worker: _Worker, specs: Sequence[RunSpec], jobs: int, on_event: Callable[[Event], None]) -> Summary:
     """Let several processes work through the list; a signal to this one is passed on, and their results are merged."""
-    extra = options(**({"threads": max(1, torch.get_num_threads() // jobs)} | dict(worker.execution.extra)))
-    worker = replace(worker, progress=False, execution=replace(worker.execution, extra=extra))
+    threads = worker.execution.threads or max(1, torch.get_num_threads() // jobs)
+    worker = replace(worker, progress=False, execution=replace(worker.execution, threads=threads))
     context = multiprocessing.get_context("spawn")
     children: dict[Any, Any] = {}
     results: list[Summary | int] = []

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from maxsep.files import verify_folder
 from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
 from maxsep.lab.engine import load_model
-from maxsep.lab.engine.calibration import SCORE, check_score, scores_of
+from maxsep.lab.engine.evaluate import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.environment import pick_device
 from maxsep.lab.networks import Shape
@@ -116,7 +116,8 @@ def _open_safetensors(folder: Path, device: torch.device) -> Classifier:
     extra = description["extra"]
     channels, height, width = description["preprocessing"]["shape"]
     with torch.random.fork_rng(devices=[]):
-        network = build_model(RunSpec.from_dict(extra["spec"]), (channels, height, width), len(description["labels"]))
+        spec, shape, classes = RunSpec.from_dict(extra["spec"]), (channels, height, width), description["labels"]
+        network = build_model(spec, shape, len(classes), extra["class_counts"])
     folded = fold(network)
     load(folder, folded)
     return _classifier(folder, description, extra, _in_torch(folded, device))

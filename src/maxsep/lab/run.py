@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -212,10 +212,9 @@ class Run:
         """Write `metrics.jsonl` anew: a killed run has logged epochs beyond its resume point."""
         replace_file(self.folder / "metrics.jsonl", "".join(map(_line, rows)).encode())
 
-    def finish(self, weights: dict[str, Tensor], rows: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    def finish(self, weights: Mapping[str, Tensor], rows: list[dict[str, Any]], result: dict[str, Any]) -> None:
         """Write weights, metrics and, last, the result; then delete the resume points."""
-        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        replace_file(self.folder / WEIGHTS, save(plain))
+        replace_file(self.folder / WEIGHTS, encode_tensors(weights))
         self.rewrite_history(rows)
         replace_file(self.folder / "result.json", _encode(jsonable(result)))
         (self.folder / "failure.json").unlink(missing_ok=True)
@@ -233,6 +232,12 @@ def find_runs(*roots: str | Path) -> list[Run]:
     """List every run folder below some folders, by path."""
     names = ("spec.json", "result.json", "failure.json")
     return [Run(folder) for root in roots for folder in sorted({p.parent for n in names for p in Path(root).rglob(n)})]
+
+
+def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Encode tensors of any device, memory order and sharing in the safetensors format."""
+    encoded: bytes = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    return encoded
 
 
 def jsonable(value: Any) -> Any:

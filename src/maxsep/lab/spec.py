@@ -1,4 +1,4 @@
-"""What one training run is: a frozen record from which its folder name, and so its identity, follows."""
+"""What a training run is (`RunSpec`), from which its name follows, and how it is computed (`Execution`)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 SAMPLERS = ("instance", "class_balanced")
 ORDERED = ("cifar100",)
 """Datasets whose files exist in more than one order of images."""
 BACKBONES = ("trained", "frozen", "frozen_shifted_norm")
+CLASS_ORDERS = ("frequency", "reversed_frequency")
 RATES = {"sgd": 0.1, "adamw": 1e-3}
-"""The learning rate of each optimiser where a user names none."""
+"""Default learning rate of each optimiser on the command line."""
 LDAM_SCALE = 30.0
-"""By what the loss `ldam` multiplies its cosines where its options name no `scale`."""
+"""Default factor of the cosines in the loss `ldam`."""
 SHARED_BY_STAGES = (
     *("dataset", "imbalance", "subset_seed", "data_order", "validation", "calibration", "max_train", "max_test"),
-    *("normalisation", "network", "network_options", "head", "radius", "head_options", "precision", "seed"),
+    *("normalisation", "network", "network_options", "head", "radius", "class_order", "head_options", "precision"),
+    "seed",
 )
-"""What the stages of a run have in common: the data, the network and the seed."""
+"""Fields that must agree in all stages of a run: the data, the network and the seed."""
 
 Options = tuple[tuple[str, Any], ...]
-"""Keyword options as sorted pairs: hashable, and the same on disk whatever order they were written in."""
+"""Keyword options as sorted pairs: hashable, and the same on disk in whatever order they were written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that decides the numbers of a run.
-
-    How fast it is computed (device, compilation, threads) is no part of it: see `Execution`.
+    """Everything that decides the numbers of a run; `Execution` says how fast it is computed.
 
     >>> RunSpec(dataset="digits", head="maxsep", radius=0.5).name[:26]
     'digits-mlp-maxsep-r0.5-s0-'
@@ -39,9 +40,9 @@ class RunSpec:
 
     dataset: str = "digits"
     imbalance: float = 1.0
-    """Smallest over largest class size; 1 leaves the data as it is."""
+    """Smallest over largest class size; 1 leaves the data as they are."""
     subset_seed: int = 0
-    """Seed of the long-tailed subset; protocols share 0, whatever the run's seed."""
+    """Seed of the long-tailed subset; protocols share 0 for all seeds of a run."""
     data_order: str = ""
     """"official": the training images of CIFAR-100 have the order of its authors' files. "" for all other data, and for
     the recorded runs, whose files had another order. `data.with_order` sets it from the files."""
@@ -55,26 +56,35 @@ class RunSpec:
     augmentation: str = "none"
     normalisation: str = "auto"
     mixup: float = 0.0
-    """Alpha of mixup: batches are mixed with a share from Beta(alpha, alpha); 0 leaves them as they are."""
+    """Alpha of mixup: images are mixed with shares from Beta(alpha, alpha); 0 is no mixup."""
     sampler: str = "instance"
     """instance: every image once an epoch; class_balanced: every class equally often, four images at a time."""
 
     network: str = "mlp"
     network_options: Options = ()
-    """What the network's constructor takes besides the shape of the images, such as `feature_size` of vgg32."""
+    """Arguments of the network's constructor, such as `feature_size` of vgg32."""
     head: str = "maxsep"
     radius: float = 1.0
+    class_order: str | tuple[int, ...] | None = None
+    """Of the head maxsep: class_order[i] is the class that takes column i of the matrix. "frequency": classes by
+    falling training count, so that rare classes come last; "reversed_frequency": rare classes first."""
     head_options: Options = ()
+    head_start: float = 1.0
+    """If not 1: the head's weight and bias are centred over classes and multiplied by it after initialisation."""
     loss: str = "cross_entropy"
     loss_options: Options = ()
 
     epochs: int = 20
+    stop_after: int | None = None
+    """Train only this many epochs; the schedule stays that of `epochs`."""
     batch_size: int = 512
     optimiser: str = "sgd"
     learning_rate: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
+    clip_norm: float = 0.0
+    """If positive: the gradient is scaled down to this norm where it is longer."""
     schedule: str = "cosine"
     schedule_options: Options = ()
     evaluate_every: int = 10
@@ -82,55 +92,77 @@ class RunSpec:
     seed: int = 0
 
     start_from: RunSpec | None = None
-    """The run whose weights this one starts from: its first stage. It is trained first, if it is not there."""
+    """The run whose weights this one starts from: its first stage, which is trained first if it is missing."""
     backbone: str = "trained"
     """trained; frozen; or frozen_shifted_norm: frozen, but batch normalisation still follows the batches."""
     logit_scaling: bool = False
     """Whether every logit has a trained factor, started at 1 (learnable weight scaling)."""
     head_rate: float = 1.0
     """The head's learning rate over that of all other parameters, logit factors included."""
+    head_decay: float = 1.0
+    """The head's weight decay over that of all other parameters, logit factors included."""
     features_at: tuple[int, ...] = ()
-    """Epochs, counted from 1, after which features of known and unknown test images are kept; then the mean norms of
-    both are logged in every epoch. For open-set splits, which have unknown images."""
+    """Epochs, counted from 1, after which features of known and unknown test images are kept; their mean norms are
+    logged in every epoch. For open-set splits."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no run could mean."""
-        _require(0 < self.imbalance <= 1, "imbalance", self.imbalance, "a number in (0, 1]; 1 is balanced")
-        orders = ("", "official") if self.dataset in ORDERED else ("",)
-        allowed = " or ".join(map(repr, orders)) + f" for {self.dataset}"
-        _require(self.data_order in orders, "data_order", self.data_order, allowed)
-        _require(0 <= self.validation < 1, "validation", self.validation, "a fraction in [0, 1)")
-        _require(0 <= self.calibration < 1, "calibration", self.calibration, "a fraction in [0, 1)")
-        _require(self.radius > 0 and math.isfinite(self.radius), "radius", self.radius, "a positive finite number")
-        for name in ("epochs", "batch_size", "evaluate_every"):
-            value = getattr(self, name)
-            _require(isinstance(value, int) and value >= 1, name, value, "a whole number of at least 1")
-        for name in ("network_options", "head_options", "loss_options", "schedule_options"):
-            value = getattr(self, name)
-            frozen = tuple(sorted((str(key), _freeze(item)) for key, item in dict(value).items()))
-            object.__setattr__(self, name, frozen)
+        """Normalise types, so that equal specs have one name, and refuse values that no run can have."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "float" and isinstance(value, int):
+                value = float(value)
+            elif field.type == "Options":
+                value = options(**dict(value))
+            object.__setattr__(self, field.name, _freeze(value))
+        self._check_data_and_model()
         self._check_training()
+        self._check_stages()
+
+    def _check_data_and_model(self) -> None:
+        self._require("imbalance", 0 < self.imbalance <= 1, "a number in (0, 1]; 1 is balanced")
+        orders = ("", "official") if self.dataset in ORDERED else ("",)
+        self._require("data_order", self.data_order in orders, f"one of {orders} for {self.dataset}")
+        for name in ("validation", "calibration"):
+            self._require(name, 0 <= getattr(self, name) < 1, "a fraction in [0, 1)")
+        for name in ("radius", "head_rate", "head_start"):
+            value = getattr(self, name)
+            self._require(name, value > 0 and math.isfinite(value), "a positive finite number")
+        if self.class_order is not None:
+            order = self.class_order
+            known = order in CLASS_ORDERS if isinstance(order, str) else sorted(order) == list(range(len(order)))
+            self._require("class_order", known, f"None, a permutation, {' or '.join(CLASS_ORDERS)}")
+            self._require("class_order", self.head == "maxsep", f"None for the head {self.head!r}")
 
     def _check_training(self) -> None:
+        for name in ("epochs", "batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            self._require(name, isinstance(value, int) and value >= 1, "a whole number of at least 1")
+        stop = self.stop_after
+        self._require("stop_after", stop is None or 1 <= stop <= self.epochs, "None or from 1 to epochs")
         least = "a number in (0, 1), as Nesterov's form needs it" if self.nesterov else "a number in [0, 1)"
-        _require(0 <= self.momentum < 1 and (self.momentum > 0 or not self.nesterov), "momentum", self.momentum, least)
-        _require(0 <= self.mixup < math.inf, "mixup", self.mixup, "0 or a positive finite number")
-        _require(self.sampler in SAMPLERS, "sampler", self.sampler, f"one of {', '.join(SAMPLERS)}")
-        _require(self.backbone in BACKBONES, "backbone", self.backbone, f"one of {', '.join(BACKBONES)}")
-        at = self.features_at
-        _require(all(isinstance(e, int) and e >= 1 for e in at), "features_at", at, "epochs, counted from 1")
-        rate = self.head_rate
-        _require(rate > 0 and math.isfinite(rate), "head_rate", rate, "a positive finite number")
+        self._require("momentum", 0 <= self.momentum < 1 and (self.momentum > 0 or not self.nesterov), least)
+        for name in ("mixup", "clip_norm", "head_decay"):
+            self._require(name, 0 <= getattr(self, name) < math.inf, "0 or a positive finite number")
+        self._require("sampler", self.sampler in SAMPLERS, f"one of {', '.join(SAMPLERS)}")
+        self._require("backbone", self.backbone in BACKBONES, f"one of {', '.join(BACKBONES)}")
+        epochs = all(isinstance(epoch, int) and epoch >= 1 for epoch in self.features_at)
+        self._require("features_at", epochs, "epochs, counted from 1")
+
+    def _check_stages(self) -> None:
         first = self.start_from
         if first is None:
-            allowed = "'trained' unless start_from (--from) names a run"
-            _require(self.backbone == "trained", "backbone", self.backbone, allowed)
-            return
-        if differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]:
-            raise ValueError(
-                f"a run and the run it starts from must agree in {', '.join(SHARED_BY_STAGES)}; these differ in "
-                f"{', '.join(differing)}. Change both, as RunSpec.replace does."
-            )
+            self._require("backbone", self.backbone == "trained", "'trained' unless start_from names a run")
+        elif differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]:
+            raise ValueError(f"a run and the run it starts from must agree in {', '.join(differing)}.")
+
+    def _require(self, name: str, condition: bool, allowed: str) -> None:
+        if not condition:
+            raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
+
+    @property
+    def trained_epochs(self) -> int:
+        """How many epochs are trained: `epochs`, or `stop_after` of them."""
+        return self.stop_after or self.epochs
 
     @property
     def reweights(self) -> bool:
@@ -153,21 +185,17 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """The name as it is told to people: with the loss and its options, unless it is mere cross-entropy.
+        """The name for people: with the loss and its options, unless it is mere cross-entropy.
 
         >>> RunSpec(loss="ldam", loss_options=options(max_margin=0.4)).title.split("-")[-1][10:]
         ' (ldam, max_margin=0.4)'
         """
-        told = [self.loss, *(f"{key}={value}" for key, value in self.loss_options)]
-        return self.name if told == ["cross_entropy"] else f"{self.name} ({', '.join(told)})"
+        parts = [self.loss, *(f"{key}={value}" for key, value in self.loss_options)]
+        return self.name if parts == ["cross_entropy"] else f"{self.name} ({', '.join(parts)})"
 
     @property
     def stage(self) -> int:
-        """1, or one more than the run it starts from.
-
-        >>> RunSpec(start_from=RunSpec()).stage
-        2
-        """
+        """1, or one more than the run it starts from."""
         return 1 if self.start_from is None else 1 + self.start_from.stage
 
     @property
@@ -176,46 +204,54 @@ class RunSpec:
 
         Fields at their default are left out, so a field added later does not rename finished runs.
         """
-        return hashlib.sha256(json.dumps(self._told(), sort_keys=True).encode()).hexdigest()[:10]
+        return hashlib.sha256(json.dumps(self.changed_fields(), sort_keys=True).encode()).hexdigest()[:10]
 
-    def _told(self) -> dict[str, Any]:
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        told = {key: value for key, value in self.to_dict().items() if _freeze(value) != defaults[key]}
-        # likewise for the first stage: its own fields at their default are left out too
-        return told if self.start_from is None else told | {"start_from": self.start_from._told()}
+    def changed_fields(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, as plain JSON types; likewise of the first stage."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        changed = {key: value for key, value in self.to_dict().items() if _freeze(value) != defaults[key]}
+        return changed if self.start_from is None else changed | {"start_from": self.start_from.changed_fields()}
 
     @property
     def softmax_scale(self) -> float:
-        """By what logits are multiplied before their softmax is a probability: p = softmax(softmax_scale * logits).
+        """The factor of logits in probabilities: p = softmax(softmax_scale * logits).
 
         The loss decides: `ldam` trains scale * cosines, and the logits are the bare cosines; all others take the logits
-        as they are. No part of the digest: it follows from the loss and its options.
+        as they are. It is no field, because it follows from the loss and its options.
 
         >>> RunSpec(loss="ldam").softmax_scale, RunSpec().softmax_scale
         (30.0, 1.0)
         """
         return float(dict(self.loss_options).get("scale", LDAM_SCALE)) if self.loss == "ldam" else 1.0
 
+    def columns(self, class_counts: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the class of every column of the matrix, given the training images of every class.
+
+        >>> RunSpec(class_order="frequency").columns([5, 50, 5])
+        (1, 0, 2)
+        """
+        if not isinstance(self.class_order, str):
+            return self.class_order
+        if not class_counts:
+            raise ValueError(f"class_order {self.class_order!r} needs the training images of every class.")
+        sign = -1 if self.class_order == "frequency" else 1
+        return tuple(sorted(range(len(class_counts)), key=lambda label: sign * class_counts[label]))
+
     def to_dict(self) -> dict[str, Any]:
-        """The spec as plain JSON types; `from_dict` is its inverse."""
+        """Return the spec as plain JSON types; `from_dict` is its inverse."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunSpec:
         """Rebuild a spec from `to_dict`'s result; an unknown field is an error."""
-        known = {f.name for f in dataclasses.fields(cls)}
+        known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise ValueError(
-                f"unknown fields in a run spec: {', '.join(unknown)}. Known: {', '.join(sorted(known))}. "
-                "The run was probably written by a newer version of maxsep."
-            )
-        told = {key: _freeze(value) for key, value in values.items()}
-        if isinstance(told.get("start_from"), dict):
-            told["start_from"] = cls.from_dict(told["start_from"])
-        return cls(**told)
+            raise ValueError(f"unknown fields in a run spec: {', '.join(unknown)}. A newer version may know them.")
+        first = values.get("start_from")
+        return cls(**values | ({"start_from": cls.from_dict(first)} if isinstance(first, dict) else {}))
 
     def replace(self, **changes: Any) -> RunSpec:
-        """A copy with some fields changed; what both stages share is changed in the first stage too.
+        """Return a copy with some fields changed; fields that stages share change in the first stage too.
 
         >>> RunSpec(start_from=RunSpec()).replace(head="plain", epochs=3).start_from.head
         'plain'
@@ -228,23 +264,51 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is computed. It changes the time, and at most the last bits, of the result."""
+    """How a run is computed: it changes the time, and at most the last bits, of the result.
+
+    None stands for what suits the device: on a GPU compilation, channels-last memory and a CUDA graph, on a CPU none of
+    them.
+    """
 
     device: str = "auto"
     """auto, cpu or cuda."""
     devices: int = 1
-    """How many processes; more than one trains with DDP."""
-    compile: bool = False
-    channels_last: bool = False
-    cuda_graph: bool = False
-    """Capture the whole training step (augmentation to optimiser) in a CUDA graph."""
+    """Number of processes; more than one trains with DDP."""
+    compile: bool | None = None
+    channels_last: bool | None = None
+    cuda_graph: bool | None = None
+    """Capture the whole training step, from augmentation to optimiser, in a CUDA graph; on one GPU."""
+    threads: int | None = None
+    """Threads of the CPU; None: torch's own number, and 1 for the network mlp, whose layers are small."""
     checkpoint_every: int = 10
-    """Epochs between resume points (seconds are cheap, a lost hour is not)."""
-    extra: Options = field(default=())
+    """Epochs between resume points, unless saving them would take more than a fiftieth of the time."""
+    checkpoint_steps: int | None = None
+    """If set: steps between resume points, whatever they cost."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts below 1."""
+        for name in ("devices", "threads", "checkpoint_every", "checkpoint_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}.")
+
+    def resolve(self, device_type: str) -> Execution:
+        """Replace None by what suits a device: "cuda" or "cpu".
+
+        >>> Execution().resolve("cuda").compile, Execution().resolve("cpu").compile
+        (True, False)
+        """
+        on_gpu = device_type == "cuda"
+        suited: dict[str, Any] = {
+            "compile": on_gpu,
+            "channels_last": on_gpu,
+            "cuda_graph": on_gpu and self.devices == 1,
+        }
+        return dataclasses.replace(self, **{name: v for name, v in suited.items() if getattr(self, name) is None})
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[no-any-return]
+        """Return the fields as plain JSON types."""
+        return dataclasses.asdict(self)
 
 
 def options(**values: Any) -> Options:
@@ -253,13 +317,8 @@ def options(**values: Any) -> Options:
     >>> options(rotation=0, normalise=True)
     (('normalise', True), ('rotation', 0))
     """
-    return tuple(sorted(values.items()))
+    return tuple(sorted((key, _freeze(value)) for key, value in values.items()))
 
 
 def _freeze(value: Any) -> Any:
-    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
-    if not condition:
-        raise ValueError(f"{name} must be {allowed}, got {value!r}.")
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maxsep.lab.data import augmentation
-from maxsep.lab.engine.augmenting import CompiledAugmentation
+from maxsep.lab.engine.step import CompiledAugmentation
 
 NAMES = [
     *("none", "crop_flip", "crop_flip_rotate", "crop_flip_auto_cutout", "rand_augment_m6", "rand_augment_digits_m18"),

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from maxsep import detect
 from maxsep.lab.data import Dataset, ImageSet, Splits, normalisation, prepare, subsets
 from maxsep.lab.engine import evaluate, load_model, train
-from maxsep.lab.engine.calibration import SCORES, check_score, with_rejected
-from maxsep.lab.engine.evaluation import predict
+from maxsep.lab.engine.evaluate import SCORES, check_score, predict, with_rejected
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.predict import open_model
 from maxsep.lab.run import Run

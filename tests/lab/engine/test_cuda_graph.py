@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from maxsep.lab.data import augmentation
 from maxsep.lab.data.rand_augment import RandAugment, RandDraw
 from maxsep.lab.engine import train
-from maxsep.lab.engine.cuda_graph import WARM_UP, CapturedStep
+from maxsep.lab.engine.step import WARM_UP, CapturedStep
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 

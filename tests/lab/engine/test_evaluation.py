@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from maxsep.lab.data import ImageSet
 from maxsep.lab.engine import evaluation
-from maxsep.lab.engine.evaluation import Outputs, known_ece, measure, predict
+from maxsep.lab.engine.evaluate import Outputs, known_ece, measure, predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.networks import MLP
 from maxsep.lab.spec import RunSpec, options

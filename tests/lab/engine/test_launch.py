@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from maxsep.lab.engine.launch import make_fabric
+from maxsep.lab.engine.train import make_fabric
 from maxsep.lab.spec import Execution, RunSpec, options
 
 

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsep import heads
-from maxsep.lab.engine.model import Pipeline, build_model
-from maxsep.lab.engine.seeds import derive
+from maxsep.lab.engine.model import Pipeline, build_model, derive
 from maxsep.lab.networks import MLP
 from maxsep.lab.spec import RunSpec, options
 

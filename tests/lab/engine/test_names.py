@@ -1,7 +1,6 @@
 import pytest
 
-from maxsep.lab.engine.names import check_names
-from maxsep.lab.engine.rehearsal import rehearse
+from maxsep.lab.engine.train import check_names
 from maxsep.lab.spec import Execution, RunSpec, options
 
 
@@ -36,7 +35,7 @@ def test_two_corrections_for_the_same_imbalance_are_warned_of(loss):
 def test_a_double_correction_is_told_when_a_run_is_rehearsed():
     spec = RunSpec(loss="logit_adjusted", sampler="class_balanced", imbalance=0.1)
     with pytest.warns(UserWarning, match="together they correct twice"):
-        rehearse(spec, Execution(device="cpu"))
+        dry_run(spec, Execution(device="cpu"))
 
 
 @pytest.mark.parametrize(

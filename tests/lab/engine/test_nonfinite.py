@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from maxsep.lab.engine.nonfinite import NonFiniteError, Where, check_gradients, check_loss, check_losses
+from maxsep.lab.engine.step import NonFiniteError, Where, check_gradients, check_loss, check_losses
 from maxsep.lab.spec import RunSpec
 
 LATER = Where(2, 7, 0.1)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from maxsep.lab.data import load_outliers, normalisation, prepare
 from maxsep.lab.engine import load_model, train
-from maxsep.lab.engine.names import check_names
+from maxsep.lab.engine.train import check_names
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from maxsep.heads.controls import LogitScaledHead, PlainHead
-from maxsep.lab.engine.optimisers import build_optimiser, set_learning_rate
+from maxsep.lab.engine.optim import build_optimiser, set_learning_rate
 from maxsep.lab.spec import RunSpec
 
 

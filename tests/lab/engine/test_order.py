@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsep.lab.data import long_tail_counts
-from maxsep.lab.engine.order import Order, class_balanced
+from maxsep.lab.engine.trainer import Order, class_balanced
 from maxsep.lab.spec import RunSpec
 
 LABELS = torch.tensor([0] * 20 + [1] * 5 + [3] * 1)  # class 2 has no image

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from maxsep.lab.engine.rehearsal import rehearse
 from maxsep.lab.spec import Execution, RunSpec
 
 CPU = Execution(device="cpu")
@@ -12,7 +11,7 @@ CPU = Execution(device="cpu")
 def test_gives_the_data_of_the_run_and_leaves_everything_as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = torch.get_rng_state()
-    data = rehearse(RunSpec(imbalance=0.1), CPU)
+    data = dry_run(RunSpec(imbalance=0.1), CPU)
     assert data.train.class_counts == [119, 94, 73, 56, 43, 33, 26, 20, 15, 12]
     assert torch.equal(torch.get_rng_state(), before)
     assert list(tmp_path.iterdir()) == []
@@ -31,7 +30,7 @@ def test_gives_the_data_of_the_run_and_leaves_everything_as_it_was(tmp_path, mon
 )
 def test_what_would_stop_it(changes, error, told):
     with pytest.raises(error, match=told):
-        rehearse(RunSpec(**changes), CPU)
+        dry_run(RunSpec(**changes), CPU)
 
 
 def test_a_network_that_does_not_take_the_images(monkeypatch):
@@ -43,4 +42,4 @@ def test_a_network_that_does_not_take_the_images(monkeypatch):
     monkeypatch.setattr("maxsep.lab.engine.rehearsal.build_model", build)
     message = "the network 'mlp' does not take images of 8 x 8: .* Take another network, or another size of the images."
     with pytest.raises(ValueError, match=message):
-        rehearse(RunSpec(), CPU)
+        dry_run(RunSpec(), CPU)

@@ -6,7 +6,7 @@ import torch
 
 from maxsep.lab.data import prepare
 from maxsep.lab.engine import evaluate, load_model, train
-from maxsep.lab.engine.runs import check_classes
+from maxsep.lab.engine.evaluate import check_classes
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from maxsep.lab.engine.schedules import learning_rate, names
+from maxsep.lab.engine.optim import learning_rate, names
 from maxsep.lab.spec import RunSpec, options
 
 

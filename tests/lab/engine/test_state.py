@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from maxsep.lab.engine.checkpoint import CheckpointError, Point
-from maxsep.lab.engine.state import RandomStates, State, pack, unpack
+from maxsep.lab.engine.checkpoint import CheckpointError, Point, RandomStates, State, pack, unpack
 
 
 def make(optimiser, seed):

@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsep.lab.data import ImageSet
-from maxsep.lab.engine.optimisers import build_optimiser
-from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.engine.optim import build_optimiser, learning_rate
 from maxsep.lab.engine.step import Step
 from maxsep.lab.spec import RunSpec
 from maxsep.losses import mixup

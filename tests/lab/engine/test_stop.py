@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from maxsep.lab.engine.stop import StopRequest
+from maxsep.lab.engine.progress import StopRequest
 
 
 def test_the_first_signal_is_remembered_and_handlers_come_back():

@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from maxsep.detect import Mahalanobis
 from maxsep.lab.data import Dataset, load_outliers, prepare
 from maxsep.lab.engine import load_model, train
-from maxsep.lab.engine.evaluation import predict
+from maxsep.lab.engine.evaluate import predict
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.ood import FILE, OODProtocol, covers, detect, ensure_detection, read_detection, scores
 from maxsep.lab.ood.evaluate import full_precision

@@ -17,7 +17,7 @@ from maxsep.files import write_folder
 from maxsep.lab import predict
 from maxsep.lab.data import Dataset, prepare
 from maxsep.lab.engine import load_model, train
-from maxsep.lab.engine.calibration import SCORES
+from maxsep.lab.engine.evaluate import SCORES
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.export import export
 from maxsep.lab.predict import Prediction, Unreadable, classify, find_images, open_model

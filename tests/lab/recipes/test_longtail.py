@@ -5,7 +5,7 @@ import pytest
 from maxsep.lab import grid, recipes
 from maxsep.lab.data import long_tail_counts
 from maxsep.lab.engine.losses import build_loss
-from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.engine.optim import learning_rate
 from maxsep.lab.recipes import paper
 from maxsep.lab.report import render
 

@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from maxsep.lab import grid, recipes
-from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.engine.optim import learning_rate
 from maxsep.lab.estimate import num_train
 from maxsep.lab.recipes import paper
 from maxsep.lab.recipes.after import Detect

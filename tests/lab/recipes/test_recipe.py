@@ -5,7 +5,7 @@ import pytest
 from maxsep import heads
 from maxsep.lab import networks, recipes
 from maxsep.lab.engine.losses import loss_names
-from maxsep.lab.engine.schedules import learning_rate
+from maxsep.lab.engine.optim import learning_rate
 from maxsep.lab.recipes import Arm, choose_radii
 from maxsep.lab.spec import RunSpec
 

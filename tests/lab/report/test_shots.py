@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from maxsep.lab import recipes
-from maxsep.lab.engine.evaluation import known_ece
+from maxsep.lab.engine.evaluate import known_ece
 from maxsep.lab.report.accuracy import accuracy_tables, results
 from maxsep.lab.report.collect import collect
 from maxsep.lab.report.comparison import Method, settings_of

@@ -37,7 +37,7 @@ class ColourJitter:
 
     Calling it draws and applies; as for `Augmentation`, nothing waits for the device and no shape depends on a value.
     Beside images and result, applying takes 20 bytes for each byte of the images, 770 MB for 256 x 3 x 224 x 224;
-    compiled (`maxsep.lab.engine.augmenting`) it takes 8 bytes, 310 MB (both measured on a CPU).
+    compiled (`maxsep.lab.engine.step`) it takes 8 bytes, 310 MB (both measured on a CPU).
 
     Args:
         brightness: Strength, 0 for none.

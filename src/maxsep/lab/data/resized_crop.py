@@ -48,7 +48,7 @@ class ResizedCrop:
 
     Calling it draws and applies; as for `Augmentation`, nothing waits for the device and no shape depends on a value.
     Beside images and result, applying takes 14 bytes for each byte of the images, 540 MB for 256 x 3 x 224 x 224;
-    compiled (`maxsep.lab.engine.augmenting`) it takes next to nothing (both measured on a CPU).
+    compiled (`maxsep.lab.engine.step`) it takes next to nothing (both measured on a CPU).
 
     Args:
         scale: Least and largest part of the area, within (0, 1].

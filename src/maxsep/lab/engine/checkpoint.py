@@ -1,82 +1,199 @@
-"""Resume points on disk: written whole, verified before they are believed, and free of code.
+"""Resume points: everything that decides the rest of a run, written whole and verified before it is used.
 
-A resume point is a folder `save_N` with `model.safetensors`, `train_state.safetensors`, `state.json` and, written
-last, `MANIFEST.json` with the size and SHA-256 of each. It is written under another name and renamed, so a name
-`save_N` never stands for a half. No pickle anywhere.
+A resume point is a folder `save_N` with `model.safetensors`, `train_state.safetensors`, `state.json` and the manifest
+of `maxsep.files`. It contains no pickle.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from maxsep.files import sync_folder, write_file
+from maxsep.files import verify_folder, write_file, write_folder
+from maxsep.lab.run import encode_tensors
 
 KEEP = 2
-_MANIFEST = "MANIFEST.json"
-_FILES = ("model.safetensors", "train_state.safetensors", "state.json")
+_MODEL, _TENSORS, _STATE = _FILES = ("model.safetensors", "train_state.safetensors", "state.json")
+_SCALARS = ("epoch", "step", "history", "epoch_seconds", "total_seconds", "resumed", "started")
 
 
 class CheckpointError(RuntimeError):
-    """A resume point could not be written or cannot be believed."""
+    """A resume point cannot be written or cannot be used."""
+
+
+@dataclass
+class State:
+    """The position of a run and what it has measured so far.
+
+    Args:
+        losses: One loss for each step of the epoch, on the device.
+        epoch: Complete epochs.
+        step: Complete steps of the current epoch.
+        permutation: The current epoch's order of images; None before it is drawn.
+        history: The lines of `metrics.jsonl`.
+        epoch_seconds: Time spent in the steps of the current epoch.
+        total_seconds: Time spent in all, evaluation and saving included.
+        resumed: How often the run was resumed.
+        started: When it began, ISO 8601.
+    """
+
+    losses: Tensor
+    epoch: int = 0
+    step: int = 0
+    permutation: Tensor | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    epoch_seconds: float = 0.0
+    total_seconds: float = 0.0
+    resumed: int = 0
+    started: str = ""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The content of a resume point.
-
-    Args:
-        model: The network's state dict.
-        tensors: All other tensors: optimiser, random states, permutation, losses of the epoch.
-        state: Everything else, as plain JSON types.
-    """
+    """The content of a resume point: the network's state dict, all other tensors, and plain JSON values."""
 
     model: dict[str, Tensor]
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
 
-def save_point(folder: Path, point: Point) -> Path:
-    """Write a resume point durably, then drop all but the last two.
+class Generators:
+    """All generators of a run: the order of images, the augmentation, mixup, and torch's own (for dropout).
 
-    A failed write leaves earlier points untouched and nothing of its own; it is tried once more before it is an
-    error.
+    Args:
+        order: On the CPU, so that the order of images does not depend on the device.
+        augmentation: On the device.
+        mixup: On the device.
+    """
+
+    def __init__(self, order: torch.Generator, augmentation: torch.Generator, mixup: torch.Generator) -> None:
+        self.order, self.augmentation, self.mixup = order, augmentation, mixup
+
+    def get(self) -> dict[str, Tensor]:
+        """Return all states as byte tensors."""
+        own = {"order": self.order, "augmentation": self.augmentation, "mixup": self.mixup}
+        states = {name: generator.get_state() for name, generator in own.items()} | {"torch": torch.get_rng_state()}
+        device = self.augmentation.device
+        return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+    def set(self, states: Mapping[str, Tensor]) -> bool:
+        """Restore states; return False if those of the device are of another kind of device and stay as they are."""
+        self.order.set_state(states["order"])
+        torch.set_rng_state(states["torch"])
+        if states["augmentation"].numel() != self.augmentation.get_state().numel():
+            return False
+        self.augmentation.set_state(states["augmentation"])
+        self.mixup.set_state(states["mixup"])
+        if "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], self.augmentation.device)
+        return True
+
+
+def pack(
+    state: State, network: nn.Module, optimiser: Optimizer, random: Mapping[str, Tensor], facts: dict[str, Any]
+) -> Point:
+    """Collect everything that decides the rest of the run.
+
+    Args:
+        state: Position and measurements.
+        network: Its whole state dict is kept, buffers included.
+        optimiser: Its state; the numbers of its groups follow from the spec.
+        random: Generator states by name, one row for each process.
+        facts: Versions, threads and so on, compared when the run is resumed.
+    """
+    tensors = {f"random.{name}": value for name, value in random.items()} | {"losses": state.losses}
+    if state.permutation is not None:
+        tensors["permutation"] = state.permutation
+    for index, values in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{index}.{key}": value for key, value in values.items() if value is not None}
+    scalars = {name: getattr(state, name) for name in _SCALARS}
+    return Point(dict(network.state_dict()), tensors, scalars | {"facts": facts})
+
+
+def unpack(point: Point, state: State, network: nn.Module, optimiser: Optimizer) -> dict[str, Tensor]:
+    """Restore a resume point in place, and return the generator states that it holds.
 
     Raises:
-        CheckpointError: Neither attempt succeeded; the message names the path and the bytes needed.
+        CheckpointError: The point belongs to another network or another number of steps.
     """
-    contents = _encode(point)
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"save_{_number(_points(folder)[-1]) + 1 if _points(folder) else 0:06d}"
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in point.model.items()}
+    if differing := sorted(name for name in expected | found if expected.get(name) != found.get(name)):
+        raise CheckpointError(f"the resume point holds another network: {', '.join(differing[:5])} differ.")
+    losses = point.tensors["losses"]
+    if losses.shape != state.losses.shape:
+        steps = f"{len(losses)} steps per epoch, the data now give {len(state.losses)}"
+        raise CheckpointError(f"the training data have changed: the resume point was made with {steps}.")
+    network.load_state_dict(point.model)
+    _restore_optimiser(_below("optimiser.", point.tensors), optimiser)
+    for name in _SCALARS:
+        setattr(state, name, point.state[name])
+    state.losses.copy_(losses)
+    state.permutation = point.tensors.get("permutation")
+    return _below("random.", point.tensors)
+
+
+def _restore_optimiser(tensors: Mapping[str, Tensor], optimiser: Optimizer) -> None:
+    values: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split(".", 1)
+        values.setdefault(int(index), {})[key] = tensor
+    optimiser.load_state_dict({"state": values, "param_groups": optimiser.state_dict()["param_groups"]})
+    for parameter, entries in optimiser.state.items():
+        for key, value in entries.items():
+            # the fused kernels need the memory order of the parameter; files know one order only
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                entries[key] = torch.empty_like(parameter).copy_(value)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def save_point(folder: Path, point: Point) -> Path:
+    """Write a resume point durably, then delete all but the last two.
+
+    A failed write leaves earlier points untouched and nothing of its own; it is tried once more before it is an error.
+
+    Raises:
+        CheckpointError: Neither attempt succeeded.
+    """
+    contents = (encode_tensors(point.model), encode_tensors(point.tensors), json.dumps(point.state).encode())
+
+    def write(temporary: Path) -> None:
+        for name, content in zip(_FILES, contents, strict=True):
+            write_file(temporary / name, content)
+
+    points = _points(folder)
+    path = folder / f"save_{_number(points[-1]) + 1 if points else 0:06d}"
     try:
-        _write(final, contents)
+        write_folder(path, write)
     except OSError:
         try:
-            _write(final, contents)
+            write_folder(path, write)
         except OSError as error:
-            size = sum(map(len, contents.values()))
-            raise CheckpointError(
-                f"cannot write the resume point {final} ({size:,} bytes): {error}. "
-                "The points before it are intact. Free some space or make the folder writable, then run again."
-            ) from error
+            size = sum(map(len, contents))
+            message = f"cannot write the resume point {path} ({size:,} bytes): {error}. Earlier ones are intact."
+            raise CheckpointError(message) from error
     for old in _points(folder)[:-KEEP]:
         shutil.rmtree(old)
-    return final
+    return path
 
 
 def load_point(folder: Path) -> Point | None:
     """Read the newest resume point that verifies; None if there is none at all.
 
-    A damaged point is reported with a warning and the one before it is taken.
+    A damaged point is reported with a warning and the one before it is used.
 
     Raises:
         CheckpointError: There are points, and every one of them is damaged.
@@ -88,105 +205,37 @@ def load_point(folder: Path) -> Point | None:
         except CheckpointError as error:
             problems.append(str(error))
             continue
-        if problems:
-            warnings.warn(f"{' '.join(problems)} Resuming from {path} instead.", RuntimeWarning, stacklevel=2)
+        for problem in problems:
+            warnings.warn(f"{problem} Resuming from the point before it.", RuntimeWarning, stacklevel=2)
         return point
     if problems:
-        raise CheckpointError(
-            f"{' '.join(problems)} No resume point in {folder} can be trusted. "
-            "Delete that folder to start the run from the beginning."
-        )
+        raise CheckpointError(f"every resume point is damaged: {' '.join(problems)} Delete {folder} to start again.")
     return None
 
 
 def read_point(path: Path) -> Point:
-    """Read one resume point, verifying every byte of it.
-
-    Raises:
-        CheckpointError: A file is missing, has another size or hash than the manifest says, or holds values that
-            are not finite.
-    """
-    contents = _verify(path)
-    from safetensors.torch import load
-
+    """Read one resume point; raise CheckpointError if a byte of it has changed or a weight is not finite."""
     try:
-        model, tensors = load(contents[_FILES[0]]), load(contents[_FILES[1]])
-        state = json.loads(contents[_FILES[2]])
+        verify_folder(path, _FILES)
+        model, tensors = (load((path / name).read_bytes()) for name in (_MODEL, _TENSORS))
+        state = json.loads((path / _STATE).read_bytes())
     except Exception as error:  # whatever the parsers raise, the file is at fault
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+        raise CheckpointError(f"{path} cannot be used: {error}.") from error
     for name, tensor in model.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"{path / _FILES[0]}: the tensor {name} is not finite.")
+            raise CheckpointError(f"{path / _MODEL}: the tensor {name} is not finite.")
     return Point(model, tensors, state)
 
 
 def clean(folder: Path) -> None:
     """Remove what interrupted saves have left; only for the process that holds the run's lock."""
-    for stale in folder.glob("*.tmp-*"):
+    for stale in folder.glob(".save_*"):
         shutil.rmtree(stale)
 
 
-def _encode(point: Point) -> dict[str, bytes]:
-    from safetensors.torch import save
-
-    contents = {
-        _FILES[0]: save(_plain(point.model)),
-        _FILES[1]: save(_plain(point.tensors)),
-        _FILES[2]: json.dumps(point.state).encode(),
-    }
-    files = {
-        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in contents.items()
-    }
-    return contents | {_MANIFEST: json.dumps({"schema": 1, "files": files}).encode()}
-
-
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Detach, bring to the CPU and lay out in order; tensors that share memory are stored one by one."""
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _write(final: Path, contents: dict[str, bytes]) -> None:
-    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
-    try:
-        temporary.mkdir()
-        for name, content in contents.items():
-            write_file(temporary / name, content)
-        sync_folder(temporary)
-        temporary.rename(final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync_folder(final.parent)
-
-
-def _verify(path: Path) -> dict[str, bytes]:
-    try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        expected = {name: (manifest["files"][name]["size"], manifest["files"][name]["sha256"]) for name in _FILES}
-        if manifest["schema"] != 1 or len(manifest["files"]) != len(_FILES):
-            raise ValueError("unexpected content")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error!r}).") from error
-    contents = {}
-    for name, (size, digest) in expected.items():
-        try:
-            content = (path / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path / name} cannot be read: {error}.") from error
-        actual = hashlib.sha256(content).hexdigest()
-        if len(content) != size or actual != digest:
-            raise CheckpointError(
-                f"{path / name} is damaged: expected {size} bytes with SHA-256 {digest}, "
-                f"found {len(content)} bytes with {actual}."
-            )
-        contents[name] = content
-    return contents
-
-
 def _points(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("save_*") if path.name.removeprefix("save_").isdigit()]
-    return sorted(found, key=_number)
+    points = [path for path in folder.glob("save_*") if path.name.removeprefix("save_").isdigit()]
+    return sorted(points, key=_number)
 
 
 def _number(path: Path) -> int:

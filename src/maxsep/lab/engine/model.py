@@ -1,27 +1,43 @@
-"""From a spec to a network with its head, and to the pipeline that takes raw images."""
+"""From a spec to a network with its head, the weights it starts from, and the pipeline that takes raw images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from maxsep import heads
+from maxsep.heads import Head
 from maxsep.heads.controls import LogitScaledHead
 from maxsep.lab import networks
-from maxsep.lab.engine.seeds import derive
 from maxsep.lab.networks import Network, Shape
+from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
 
-def build_model(spec: RunSpec, shape: Shape, num_classes: int) -> Network:
-    """Build the spec's network with the spec's head, seeded.
+def derive(seed: int, purpose: str, rank: int = 0) -> int:
+    """Derive the seed of one purpose, such as `network`, `head`, `order` or `dropout`, from the run's seed.
+
+    Purposes share no stream, so heads compared under one seed start from the same backbone and see the same batches.
+
+    >>> derive(0, "network") == derive(0, "head")
+    False
+    """
+    digest = hashlib.sha256(f"maxsep/{seed}/{purpose}/{rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def build_model(spec: RunSpec, shape: Shape, num_classes: int, class_counts: Sequence[int] = ()) -> Network:
+    """Build the spec's network with the spec's head, seeded; changes torch's global random state.
 
     The backbone is drawn first, always with the same plain head on it, and the generator is seeded anew before the
     real head: all heads of one seed share the backbone's initial weights. A network whose protocol has no bias in the
-    last layer, or starts it in its own way, has it so under every head. Changes torch's global random state.
+    last layer, or starts it in its own way, has it so under every head. `class_counts`, the training images of every
+    class, are needed for a `class_order` by frequency.
 
     >>> a = build_model(RunSpec(head="plain"), (1, 8, 8), 10)
     >>> b = build_model(RunSpec(head="maxsep"), (1, 8, 8), 10)
@@ -32,33 +48,74 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int) -> Network:
     network = networks.build(spec.network, num_classes, shape=shape, **dict(spec.network_options))
     torch.manual_seed(derive(spec.seed, "head"))
     options = {**network.head_options, **dict(spec.head_options)}
+    if (columns := spec.columns(class_counts)) is not None:
+        options["class_order"] = columns
     head = heads.build(spec.head, network.num_features, num_classes, radius=spec.radius, **options)
     network.start_head(head)
+    if spec.head_start != 1:
+        _centre(head, spec.head_start)
     network.head = LogitScaledHead(head) if spec.logit_scaling else head
     return network
 
 
-class Pipeline(nn.Module):
-    """A network behind its normalisation: takes uint8 images as they lie in memory.
+@torch.no_grad()
+def _centre(head: Head, factor: float) -> None:
+    """Subtract the mean over classes from weight and bias, and multiply them by a factor."""
+    for name, parameter in head.named_parameters():
+        if name not in ("weight", "bias") or len(parameter) != head.num_classes:
+            raise ValueError(f"head_start needs a head with one row of weights for each class, got {head!r}.")
+        parameter.copy_((parameter - parameter.mean(0)) * factor)
 
-    Normalisation and backbone are compiled together, so the copy from uint8 to float fuses with the first layer. The
-    head is not: heads differ from run to run, while one compiled backbone serves all runs of a process.
+
+def load_previous_stage(spec: RunSpec, network: Network, runs: Path) -> None:
+    """Load the weights of the stage before and freeze the backbone, as the spec says; a first stage is left alone.
+
+    The weights are those of the last epoch: the best epoch would be a choice by test data. Logit factors that the stage
+    before did not have keep their start.
+    """
+    first = spec.start_from
+    if first is None:
+        return
+    weights = Run(runs / first.name).weights()
+    if spec.logit_scaling and not first.logit_scaling:  # the head is now inside another one
+        weights = {("head." + key if key.startswith("head.") else key): value for key, value in weights.items()}
+        initial = network.state_dict()
+        weights |= {key: initial[key] for key in ("head.scale", "head._extra_state")}
+    network.load_state_dict(weights)
+    if spec.backbone != "trained":
+        network.requires_grad_(False)
+        network.head.requires_grad_(True)
+
+
+class Pipeline(nn.Module):
+    """A network behind its normalisation: takes uint8 images.
+
+    Normalisation and backbone are compiled together, so the conversion from uint8 fuses with the first layer. The head
+    is not compiled: heads differ from run to run, while one compiled backbone serves all runs of a process.
 
     Args:
         network: Takes normalised images.
         mean: (C,), on the scale of 0 to 1.
         std: (C,).
-        channels_last: Hand the images on in channels-last memory order.
+        channels_last: Whether to pass the images on in channels-last memory order.
+        freeze_backbone: Whether the backbone stays in evaluation mode while the head is trained.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, network: Network, mean: Tensor, std: Tensor, *, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        network: Network,
+        mean: Tensor,
+        std: Tensor,
+        *,
+        channels_last: bool = False,
+        freeze_backbone: bool = False,
+    ) -> None:
         super().__init__()
         self.network = network
-        self.rests = False
-        """Whether the backbone stays in evaluation mode while the head is trained."""
+        self.freeze_backbone = freeze_backbone
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._compiled_from = 0
@@ -66,9 +123,9 @@ class Pipeline(nn.Module):
         self.register_buffer("shift", (-mean / std).view(-1, 1, 1), persistent=False)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch between training and evaluation; a backbone that rests stays in evaluation."""
+        """Switch between training and evaluation; a frozen backbone stays in evaluation mode."""
         super().train(mode)
-        if mode and self.rests:
+        if mode and self.freeze_backbone:
             self.network.eval()
             self.network.head.train()
         return self
@@ -77,13 +134,12 @@ class Pipeline(nn.Module):
         """Map (B, C, H, W) on the scale of 0 to 255, bytes or mixtures of them, to (images / 255 - mean) / std."""
         return (images * self.scale + self.shift).contiguous(memory_format=self.layout)
 
-    def compile_backbone(self, batch_size: int, mode: str | None = None, options: str = "") -> None:
-        """Compile everything before the head, for batches of at least `batch_size`; with a mode, or with options.
+    def compile_backbone(self, batch_size: int) -> None:
+        """Compile everything before the head, for batches of at least `batch_size`.
 
-        The short last batch of an epoch stays uncompiled: a program of its own would take longer than it saves.
+        The short last batch of an epoch stays uncompiled: its compilation would take longer than it saves.
         """
-        chosen: dict[str, str | int | bool | Callable[..., Any]] = {name: True for name in options.split(",") if name}
-        self._compiled = torch.compile(self.backbone, dynamic=False, mode=mode, options=chosen or None)
+        self._compiled = torch.compile(self.backbone, dynamic=False)
         self._compiled_from = batch_size
 
     def backbone(self, images: Tensor) -> Tensor:

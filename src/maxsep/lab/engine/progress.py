@@ -1,30 +1,31 @@
-"""What is seen of a run while it trains: a bar on a terminal, plain lines in a log."""
+"""What is seen of a run while it trains, and the signals that ask it to stop."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from types import TracebackType
-from typing import Any, TextIO
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self, TextIO
 
 from maxsep.lab.spec import RunSpec
+from maxsep.packages import load_package
 
 
 class Progress:
-    """Say nothing; the base of those that do."""
+    """Show nothing; the base of the classes that do."""
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
     def download(self, done: int, total: int) -> None:
-        """Tell how many bytes of a dataset have come, or are decoded."""
+        """Show how many bytes of a dataset are downloaded or decoded."""
 
     def start(self, done: int, total: int) -> None:
-        """Tell how many steps the run has, and how many were done before a resume."""
+        """Show how many steps the run has, and how many were done before a resume."""
 
     def step(self) -> None:
         """Count one step."""
@@ -33,16 +34,14 @@ class Progress:
         """Show the line of an epoch that has ended."""
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Show a message."""
 
 
 class Lines(Progress):
-    """One plain line for every evaluated epoch."""
+    """Print one plain line for every evaluated epoch."""
 
     def __init__(self, spec: RunSpec, stream: TextIO) -> None:
-        self._spec = spec
-        self._stream = stream
-        self._tenths = 0
+        self._spec, self._stream, self._tenths = spec, stream, 0
 
     def download(self, done: int, total: int) -> None:
         """Print a line every tenth of the way."""
@@ -51,7 +50,7 @@ class Lines(Progress):
             self.note(describe_bytes(done, total))
 
     def start(self, done: int, total: int) -> None:
-        """Announce the run."""
+        """Print the number of steps."""
         self.note(f"resumed at step {done} of {total}" if done else f"training, {total} steps")
 
     def epoch(self, row: dict[str, Any]) -> None:
@@ -65,39 +64,28 @@ class Lines(Progress):
 
 
 class Bar(Progress):
-    """A bar that counts steps and shows the last evaluation; with the loss, its name would leave it no room."""
+    """Show a bar that counts steps, with the last evaluation."""
 
     def __init__(self, spec: RunSpec, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        self._spec = spec
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=Console(file=stream),
-        )
+        rich, console = load_package("rich.progress", "lab"), load_package("rich.console", "lab")
+        columns = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()]
+        columns += [rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[status]}")]
+        self._spec, self._bar = spec, rich.Progress(*columns, console=console.Console(file=stream))
         self._task = self._bar.add_task(spec.name, total=None, status="")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
     def download(self, done: int, total: int) -> None:
-        """Show the bytes beside the bar, which waits."""
+        """Show the bytes next to the bar."""
         self._bar.update(self._task, status=describe_bytes(done, total))
 
     def start(self, done: int, total: int) -> None:
-        """Set the bar to what a resumed run has done already."""
+        """Set the bar to the steps that a resumed run has done already."""
         self._bar.update(self._task, completed=done, total=total, status="")
 
     def step(self) -> None:
@@ -105,7 +93,7 @@ class Bar(Progress):
         self._bar.advance(self._task)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Show the newest numbers beside the bar."""
+        """Show the newest numbers next to the bar."""
         self._bar.update(self._task, status=describe(self._spec, row))
 
     def note(self, text: str) -> None:
@@ -124,7 +112,7 @@ def describe(spec: RunSpec, row: dict[str, Any]) -> str:
 
 
 def describe_bytes(done: int, total: int) -> str:
-    """Put the progress of data that are downloaded, or decoded for the first time, into words.
+    """Put the progress of a download, or of decoding, into words.
 
     >>> describe_bytes(17_000_000, 170_498_071)
     'data: 17 of 170 MB'
@@ -138,3 +126,37 @@ def choose_progress(spec: RunSpec, wanted: bool, stream: TextIO | None = None) -
     if not wanted:
         return Progress()
     return Bar(spec, stream) if stream.isatty() else Lines(spec, stream)
+
+
+class StopRequest:
+    """While entered, remember the first SIGTERM or SIGINT, so that the step ends and the state is saved.
+
+    A second signal of the same kind acts as it did before. Outside the main thread, where Python handles no signals, it
+    never asks for a stop. A signal is never lost: if the block ends with an error instead of a stop, SystemExit
+    replaces the error.
+
+    Attributes:
+        signum: The signal received, 0 before there was one.
+    """
+
+    def __init__(self) -> None:
+        self.signum = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self.signum and kind is not None and issubclass(kind, Exception):
+            raise SystemExit(128 + self.signum) from error
+
+    def _remember(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        signal.signal(signum, self._before[signum])

@@ -1,85 +1,187 @@
-"""The training loop: epochs of steps, evaluation, resume points, and the record at the end."""
+"""The training loop: build everything, train epochs of steps, evaluate, save resume points, write the result."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from maxsep.analysis import angular_fisher_score
-from maxsep.lab.data import Splits
-from maxsep.lab.engine.calibration import calibrate
-from maxsep.lab.engine.checkpoint import CheckpointError, load_point, save_point
-from maxsep.lab.engine.cuda_graph import CapturedStep
-from maxsep.lab.engine.evaluation import measure, predict
-from maxsep.lab.engine.losses import Loss, reweight
-from maxsep.lab.engine.model import Pipeline
-from maxsep.lab.engine.nonfinite import check_losses
-from maxsep.lab.engine.observer import Observer
-from maxsep.lab.engine.order import Order
-from maxsep.lab.engine.progress import Progress
-from maxsep.lab.engine.schedules import learning_rate
-from maxsep.lab.engine.state import RandomStates, State, pack, unpack
-from maxsep.lab.engine.step import Step
-from maxsep.lab.engine.stop import StopRequest
-from maxsep.lab.environment import hardware, versions
+from maxsep.lab.data import Splits, augmentation, normalisation
+from maxsep.lab.engine.checkpoint import CheckpointError, Generators, State, load_point, pack, save_point, unpack
+from maxsep.lab.engine.evaluate import Observer, calibrate, measure, predict
+from maxsep.lab.engine.losses import build_loss, reweight
+from maxsep.lab.engine.model import Pipeline, build_model, derive, load_previous_stage
+from maxsep.lab.engine.optim import build_optimiser, learning_rate
+from maxsep.lab.engine.progress import Progress, StopRequest
+from maxsep.lab.engine.step import Augmentation, CapturedStep, CompiledAugmentation, Step, check_losses
+from maxsep.lab.environment import fits, hardware, versions
 from maxsep.lab.run import SCHEMA, Run
 from maxsep.lab.spec import Execution, RunSpec
 
-_SAVING_SHARE = 50
+SAVING_SHARE = 50
 """After a save, this many times its duration is trained before the next one that is due at an epoch's end."""
+CONSECUTIVE = 4
+"""Images that a class gives at its turn in class-balanced sampling."""
+_VARIANTS = 128
+"""Every network and batch size of a process is one more variant of the same compiled code."""
 
 
-@dataclass
+class Order:
+    """The order of the training images.
+
+    Instance sampling draws a permutation an epoch from a generator; the last batch of an epoch may be short. Balanced
+    sampling is one long sequence for the whole run, a pure function of labels, spec and seed, so there is nothing to
+    save: an epoch is the next part of it, and has one batch more than the images would fill, all of them full.
+
+    Args:
+        spec: Names the sampler, the batch size, the number of epochs and the seed.
+        labels: The training labels, (N,).
+    """
+
+    def __init__(self, spec: RunSpec, labels: Tensor) -> None:
+        self.num_train, self.batch_size = len(labels), spec.batch_size
+        self.steps = -(-self.num_train // spec.batch_size)
+        self.images = self.num_train
+        """Images of an epoch, repetitions included."""
+        self._sequence: Tensor | None = None
+        if spec.sampler == "class_balanced":
+            self.steps += 1
+            self.images = self.steps * spec.batch_size
+            seed = derive(spec.seed, "balanced order")
+            self._sequence = class_balanced(labels.cpu(), spec.epochs * self.images, seed)
+
+    def draw(self, epoch: int, generator: torch.Generator) -> Tensor:
+        """Return the positions of an epoch's images, in order."""
+        if self._sequence is None:
+            return torch.randperm(self.num_train, generator=generator)
+        return self._sequence[epoch * self.images : (epoch + 1) * self.images]
+
+    def sizes(self) -> Tensor:
+        """Return the number of images of every batch of an epoch."""
+        sizes = torch.full((self.steps,), self.batch_size, dtype=torch.float64)
+        sizes[-1] = self.images - self.batch_size * (self.steps - 1)
+        return sizes
+
+
+def class_balanced(labels: Tensor, length: int, seed: int, consecutive: int = CONSECUTIVE) -> Tensor:
+    """Draw positions so that every class comes equally often, however few images it has.
+
+    All classes take turns in random order, which is drawn anew when all have had one. A class at its turn gives the
+    next `consecutive` images of its own list, which is shuffled anew at its end.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])
+    >>> torch.bincount(labels[class_balanced(labels, 80, seed=0)]).tolist()
+    [40, 40]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    present = torch.bincount(labels).nonzero()[:, 0]
+    turns = -(-length // (consecutive * len(present)))
+    # sorting noise gives a permutation a row: when each class has its turn
+    when = torch.rand(turns, len(present), generator=generator).argsort(dim=1)
+    drawn = torch.empty(turns, len(present), consecutive, dtype=torch.int64)
+    for column, label in enumerate(present):
+        members = (labels == label).nonzero()[:, 0]
+        rounds = -(-turns * consecutive // len(members))
+        shuffled = members[torch.rand(rounds, len(members), generator=generator).argsort(dim=1)].flatten()
+        drawn[torch.arange(turns), when[:, column]] = shuffled[: turns * consecutive].view(turns, consecutive)
+    return drawn.flatten()[:length]
+
+
 class Trainer:
-    """A run in progress. `assemble.assemble` builds it; `fit` carries it to its end or to a stop."""
+    """A run in progress; building it changes torch's global random state.
 
-    spec: RunSpec
-    execution: Execution
-    fabric: Any
-    data: Splits
-    order: Order
-    mean: Tensor
-    std: Tensor
-    pipeline: Pipeline
-    optimiser: Optimizer
-    loss: Loss
-    step: Step | CapturedStep
-    random: RandomStates
-    run: Run
-    progress: Progress
-    stop: StopRequest
-    observer: Observer | None = None
-    clock: Callable[[], float] = time.perf_counter
+    Args:
+        fabric: Decides device, processes and precision.
+        spec: What to train.
+        execution: How to compute it, resolved for the device.
+        data: The splits, on the CPU.
+        run: The folder to write to.
+        progress: Shows how far it is.
+        stop: Says when to stop.
+        clock: Seconds from any start.
+    """
 
-    def __post_init__(self) -> None:
-        """Count the steps of an epoch (a short last batch is one of them) and start at the beginning."""
-        self.steps = self.order.steps
+    def __init__(
+        self,
+        fabric: Any,
+        spec: RunSpec,
+        execution: Execution,
+        data: Splits,
+        run: Run,
+        progress: Progress,
+        stop: StopRequest,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.fabric, self.spec, self.execution, self.run = fabric, spec, execution, run
+        self.progress, self.stop, self.clock = progress, stop, clock
+        self.observer: Observer | None = None
+        self.mean, self.std = normalisation(spec.normalisation, data)
+        self.data = data.to(fabric.device, images=fits(data.bytes, fabric.device))
         self.class_counts = self.data.train.class_counts
+        self.order = Order(spec, self.data.train.labels)
+        self.steps = self.order.steps
+        self._build()
         # float64, so that the mean over an epoch adds no rounding of its own
-        losses = torch.zeros(self.steps, dtype=torch.float64, device=self.fabric.device)
+        losses = torch.zeros(self.steps, dtype=torch.float64, device=fabric.device)
         self.state = State(losses, started=_now())
-        self.checkpoint_steps = int(dict(self.execution.extra).get("checkpoint_steps", 0))
-        self.facts = _conditions(self.execution) | versions() | hardware(self.fabric.device, self.fabric.world_size)
-        self.facts["files"] = self.data.fingerprint
-        # images that stay on the host cannot be part of a graph
-        self.facts["cuda_graph"] = isinstance(self.step, CapturedStep)
+        settings = {name: getattr(execution, name) for name in ("compile", "channels_last")}
+        settings["cuda_graph"] = isinstance(self.step, CapturedStep)
+        self.facts = settings | versions() | hardware(fabric.device, fabric.world_size) | {"files": data.fingerprint}
         self.final: tuple[dict[str, Any], float] | None = None
-        self._tick = self.clock()
+        self.began = self._tick = clock()
         self._next_save = 0.0
 
+    def _build(self) -> None:
+        spec, fabric, train = self.spec, self.fabric, self.data.train
+        network = build_model(spec, train.shape, train.num_classes, self.class_counts)
+        load_previous_stage(spec, network, self.run.folder.parent)
+        channels_last = bool(self.execution.channels_last)
+        if channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        freeze = spec.backbone == "frozen"
+        pipeline = Pipeline(network, self.mean, self.std, channels_last=channels_last, freeze_backbone=freeze)
+        self.pipeline = pipeline.to(fabric.device)
+        # a graph cannot contain the copies of images from the host
+        captures = bool(self.execution.cuda_graph) and train.images.device.type == "cuda"
+        self.optimiser = build_optimiser(spec, network, capturable=captures)
+        augment: Augmentation = augmentation(spec.augmentation)
+        if self.execution.compile:
+            # beyond the limit torch.compile would fall back to eager code, with no more than a warning
+            limit = getattr(torch._dynamo.config, "recompile_limit", 0)
+            torch._dynamo.config.recompile_limit = max(limit, _VARIANTS)
+            batch_size = spec.batch_size // fabric.world_size
+            self.pipeline.compile_backbone(batch_size)
+            if fabric.device.type == "cuda":  # on a CPU the network takes all the time
+                augment = CompiledAugmentation(augmentation(spec.augmentation), batch_size)
+        model, optimiser = fabric.setup(self.pipeline, self.optimiser)
+        rank, device = fabric.global_rank, fabric.device
+        self.random = Generators(
+            torch.Generator().manual_seed(derive(spec.seed, "order")),
+            torch.Generator(device).manual_seed(derive(spec.seed, "augmentation", rank)),
+            torch.Generator(device).manual_seed(derive(spec.seed, "mixup", rank)),
+        )
+        torch.manual_seed(derive(spec.seed, "dropout", rank))
+        self.loss = build_loss(spec, self.class_counts).to(device)
+        drawn = self.random.augmentation, self.random.mixup
+        step = Step(spec, fabric, model, network, optimiser, self.loss, train, augment, drawn)
+        self.step = CapturedStep(step) if captures else step
+
     def resume(self) -> None:
-        """Take up the newest good resume point, if there is one."""
+        """Restore the newest good resume point, if there is one."""
         point = load_point(self.run.resume)
         if point is not None:
-            self._check_files(point.state["facts"].get("files"))
+            files = point.state["facts"].get("files")
+            if files is not None and files != self.data.fingerprint:
+                raise CheckpointError(
+                    f"the images of {self.spec.dataset} have changed in name or size since the resume point was made. "
+                    f"Delete {self.run.folder} to train anew."
+                )
             states = unpack(point, self.state, self.pipeline.network, self.optimiser)
             self.state.resumed += 1
             self._restore_random(states)
@@ -87,12 +189,12 @@ class Trainer:
         if self.fabric.is_global_zero:
             self.run.rewrite_history(self.state.history)
         done = self.state.epoch * self.steps + self.state.step
-        self.progress.start(done, self.spec.epochs * self.steps)
+        self.progress.start(done, self.spec.trained_epochs * self.steps)
 
     def fit(self) -> int:
-        """Train to the end and write the result; give 0, or the signal that asked for a stop."""
+        """Train to the end and write the result; return 0, or the signal that asked for a stop."""
         self._tick = self.clock()
-        while self.state.epoch < self.spec.epochs:
+        while self.state.epoch < self.spec.trained_epochs:
             if signum := self._train_epoch():
                 return signum
             self._end_epoch()
@@ -121,28 +223,25 @@ class Trainer:
         return 0
 
     def _pause(self) -> int:
-        """Save if a resume point is due here; give the signal if the run shall stop."""
+        """Save if a resume point is due after this step; return the signal if the run is to stop."""
         state = self.state
-        signum = self._agree(self.stop.signum) if self._may_stop() else 0
-        done = state.epoch * self.steps + state.step
-        due = self.checkpoint_steps > 0 and done % self.checkpoint_steps == 0
-        if signum or due:
+        # processes must agree on a stop, and asking each other costs a wait: so only at the end of an epoch
+        may_stop = self.fabric.world_size == 1 or state.step == self.steps
+        signum = self._agree(self.stop.signum) if may_stop else 0
+        every, done = self.execution.checkpoint_steps, state.epoch * self.steps + state.step
+        if signum or (every and done % every == 0):
             self._save()
         if signum:
-            place = f"epoch {state.epoch + 1}/{self.spec.epochs}, step {state.step}/{self.steps}"
-            self.progress.note(f"stopped by a signal after {place}; run again to go on")
+            position = f"epoch {state.epoch + 1}/{self.spec.epochs}, step {state.step}/{self.steps}"
+            self.progress.note(f"stopped by a signal after {position}; run again to resume")
         return signum
-
-    def _may_stop(self) -> bool:
-        # processes must agree on a stop, and asking each other costs a wait: so only where an epoch ends
-        return self.fabric.world_size == 1 or self.state.step == self.steps
 
     def _end_epoch(self) -> None:
         state, spec = self.state, self.spec
-        epoch, last = state.epoch, state.epoch == spec.epochs - 1
+        epoch, last = state.epoch, state.epoch == spec.trained_epochs - 1
         began = self.clock()
         rate = learning_rate(spec, epoch, 0, self.steps)
-        losses = state.losses.cpu()  # the only wait for the device in an epoch
+        losses = state.losses.cpu()  # the only synchronisation with the device in an epoch
         state.epoch_seconds += self.clock() - began
         check_losses(spec, losses, epoch=epoch, rate=rate)
         row: dict[str, Any] = {
@@ -151,18 +250,18 @@ class Trainer:
             "train_loss": float((losses * self.order.sizes()).sum() / self.order.images),
             "seconds": state.epoch_seconds,
         }
-        if (epoch % spec.evaluate_every == 0 or last) and self.fabric.is_global_zero:
-            self.final = self._evaluate()
-            row |= {key: self.final[0][key] for key in ("top1", "loss", "top5", "ece")}
-        if self.observer is not None and self.fabric.is_global_zero:
-            row |= self.observer(self.pipeline, epoch + 1, self.fabric.autocast())
+        if self.fabric.is_global_zero:
+            if epoch % spec.evaluate_every == 0 or last:
+                self.final = self._evaluate()
+                row |= {key: self.final[0][key] for key in ("top1", "loss", "top5", "ece")}
+            if self.observer is not None:
+                row |= self.observer(self.pipeline, epoch + 1, self.fabric.autocast())
+            self.run.append(row)
         self.fabric.barrier()
         state.history.append(row)
         state.epoch, state.step, state.permutation, state.epoch_seconds = epoch + 1, 0, None, 0.0
-        if self.fabric.is_global_zero:
-            self.run.append(row)
         self.progress.epoch(row)
-        if state.epoch % self.execution.checkpoint_every == 0 and not last and self._affordable():
+        if state.epoch % self.execution.checkpoint_every == 0 and not last and self._is_affordable():
             self._save()
 
     def _evaluate(self) -> tuple[dict[str, Any], float]:
@@ -170,57 +269,49 @@ class Trainer:
         metrics = measure(outputs, self.loss, self.spec.softmax_scale)
         return metrics, angular_fisher_score(outputs.features, outputs.labels)
 
-    def _affordable(self) -> bool:
-        """Skip a resume point that is due if saving would take more than a fiftieth of the time.
-
-        So a run of many short epochs loses no speed, and an interruption still costs fifty saves at most.
-        """
+    def _is_affordable(self) -> bool:
+        """Whether saving now takes less than a fiftieth of the time: epochs may be shorter than a save."""
         return bool(self._agree(int(self.clock() >= self._next_save)))
 
     def _save(self) -> None:
         state, began = self.state, self.clock()
-        check_losses(
-            self.spec,
-            state.losses[: state.step].cpu(),
-            epoch=state.epoch,
-            rate=learning_rate(self.spec, state.epoch, 0, self.steps),
-        )
-        self._account()
+        rate = learning_rate(self.spec, state.epoch, 0, self.steps)
+        check_losses(self.spec, state.losses[: state.step].cpu(), epoch=state.epoch, rate=rate)
+        self._count_seconds()
         random = {name: self._gather(value) for name, value in self.random.get().items()}
         if self.fabric.is_global_zero:
             save_point(self.run.resume, pack(state, self.pipeline.network, self.optimiser, random, self.facts))
         self.fabric.barrier()
         ended = self.clock()
-        self._next_save = ended + _SAVING_SHARE * (ended - began)
+        self._next_save = ended + SAVING_SHARE * (ended - began)
 
     def _finish(self) -> None:
-        spec, state, network = self.spec, self.state, self.pipeline.network
+        spec, state, network, train = self.spec, self.state, self.pipeline.network, self.data.train
         metrics, fisher = self.final or self._evaluate()
-        evaluated = [row for row in state.history if "top1" in row]
-        best = max(evaluated, key=lambda row: row["top1"])
+        best = max((row for row in state.history if "top1" in row), key=lambda row: row["top1"])
         metrics = metrics | {
             "best_top1": best["top1"],
             "best_epoch": best["epoch"],
             "train_loss": state.history[-1]["train_loss"],
             "angular_fisher": fisher,
             "class_counts": self.class_counts,
-            "num_train": len(self.data.train),
+            "num_train": len(train),
             "num_test": len(self.data.test),
             "parameters": sum(p.numel() for p in network.parameters()),
         }
         if self.data.fingerprint is not None:
             metrics["files"] = self.data.fingerprint
-        self._account()
+        self._count_seconds()
         result = {
             "schema": SCHEMA,
             "name": spec.name,
             "spec": spec.to_dict(),
             "metrics": metrics,
             "preprocessing": {
-                "shape": list(self.data.train.shape),
+                "shape": list(train.shape),
                 "mean": self.mean.tolist(),
                 "std": self.std.tolist(),
-                "classes": list(self.data.train.classes),
+                "classes": list(train.classes),
             },
             "execution": self.execution.to_dict(),
             "versions": versions(),
@@ -233,20 +324,20 @@ class Trainer:
             "resumed": state.resumed,
         }
         if self.data.calibration is not None:
-            calibration, scale = self.data.calibration, spec.softmax_scale
-            result["unknown"] = calibrate(network, self.mean, self.std, calibration, scale)
-        self.run.finish(dict(network.state_dict()), state.history, result)
+            scale = spec.softmax_scale
+            result["unknown"] = calibrate(network, self.mean, self.std, self.data.calibration, scale)
+        if not state.resumed:  # with the time around training, for estimates
+            result["wall_seconds"] = self.clock() - self.began
+        self.run.finish(network.state_dict(), state.history, result)
 
-    def _account(self) -> None:
+    def _count_seconds(self) -> None:
         now = self.clock()
         self.state.total_seconds += now - self._tick
         self._tick = now
 
-    def _agree(self, signum: int) -> int:
-        """Give the largest number that any process has."""
-        if self.fabric.world_size == 1:
-            return signum
-        return int(self._gather(torch.tensor([signum])).max())
+    def _agree(self, number: int) -> int:
+        """Return the largest number that any process has."""
+        return number if self.fabric.world_size == 1 else int(self._gather(torch.tensor([number])).max())
 
     def _gather(self, value: Tensor) -> Tensor:
         """Stack every process's tensor, one row each."""
@@ -259,39 +350,21 @@ class Trainer:
 
     def _restore_random(self, states: dict[str, Tensor]) -> None:
         rows = len(states["order"])
-        # the order is common to all processes and devices; what else was drawn starts anew from the seed where it must
+        # the order is common to all processes and devices; other generators start anew from the seed where they must
         if rows != self.fabric.world_size:
             self.random.order.set_state(states["order"][0])
-            told = f"by {rows} processes and is taken up by {self.fabric.world_size}"
+            change = f"{rows} processes, and {self.fabric.world_size} go on"
         elif not self.random.set({name: value[self.fabric.global_rank] for name, value in states.items()}):
-            told = f"on another kind of device and is taken up on {self.fabric.device.type}"
+            change = f"another kind of device than {self.fabric.device.type}"
         else:
             return
-        self.progress.note(
-            f"the resume point was written {told}: "
-            "the weights are the same, the rest of the run will differ from an uninterrupted one"
-        )
-
-    def _check_files(self, files: str | None) -> None:
-        """Refuse to go on with other pictures than those the run was begun with; old points say nothing of them."""
-        if files is not None and files != self.data.fingerprint:
-            raise CheckpointError(
-                f"the resume point was made with other images of {self.spec.dataset}: files have been replaced, or "
-                "changed in name or size. Delete the run's folder and train anew."
-            )
+        self.progress.note(f"the resume point was written by {change}: the result will differ from an unbroken run's")
 
     def _compare(self, facts: dict[str, Any]) -> None:
         now = self.facts
         changed = [f"{key} {facts[key]} -> {now[key]}" for key in now if key in facts and facts[key] != now[key]]
         if changed:
             self.progress.note(f"resumed under other conditions ({'; '.join(changed)}): not bit-identical to one run")
-
-
-def _conditions(execution: Execution) -> dict[str, Any]:
-    """Give the settings that change the last bits; where resume points lie is not one of them."""
-    told = {name: getattr(execution, name) for name in ("compile", "channels_last", "cuda_graph")}
-    extra = dict(execution.extra)
-    return told | {name: extra.get(name) for name in ("compile_mode", "compile_options")}
 
 
 def _now() -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from maxsep.detect import MAGNITUDES, auroc, average_precision, fpr_at_tpr, ood_metrics, oscr
 from maxsep.files import replace_file
 from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers, origin, prepare
-from maxsep.lab.engine.runs import load_pipeline, moved
+from maxsep.lab.engine.evaluate import load_pipeline, moved
 from maxsep.lab.environment import pick_device
 from maxsep.lab.ood.scores import Scorer, fit_mahalanobis, logit_scores
 from maxsep.lab.run import Run

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from maxsep.detect import MAGNITUDES, Mahalanobis, auroc
 from maxsep.lab.data import ImageSet
-from maxsep.lab.engine.calibration import scores_of
-from maxsep.lab.engine.evaluation import BATCH, predict
+from maxsep.lab.engine.evaluate import BATCH, predict, scores_of
 from maxsep.lab.engine.model import Pipeline
 from maxsep.lab.ood.synthetic_outliers import synthetic_outliers
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from maxsep.lab.data import Dataset
-from maxsep.lab.engine.names import check_names
+from maxsep.lab.engine.train import check_names
 from maxsep.lab.recipes.longtail import HEADS as COSINES
 from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.spec import RATES, Options, RunSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from maxsep.lab.engine.evaluation import known_ece
+from maxsep.lab.engine.evaluate import known_ece
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.accuracy import cell_spec
 from maxsep.lab.report.comparison import Entry, Setting, distinctions

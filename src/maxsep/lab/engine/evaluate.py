@@ -1,0 +1,309 @@
+"""Predict a split, measure it, set thresholds of "unknown", and evaluate finished runs again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from maxsep.analysis import angular_fisher_score, expected_calibration_error
+from maxsep.detect import energy, max_logit, max_softmax, threshold_at_tpr
+from maxsep.files import replace_file
+from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers, prepare
+from maxsep.lab.engine.losses import last_loss
+from maxsep.lab.engine.model import Pipeline, build_model
+from maxsep.lab.networks import Network
+from maxsep.lab.run import Run
+from maxsep.lab.spec import RunSpec
+from maxsep.surgery import fold
+
+BATCH = 1000
+"""Images of one evaluation batch; fixed, so that results do not depend on the training batch."""
+PIXELS = 256 * 224 * 224
+"""Pixels of an evaluation batch at most: large images come in smaller batches."""
+SCORES: dict[str, Callable[..., Tensor]] = {"max_logit": max_logit, "max_softmax": max_softmax, "energy": energy}
+"""Scores of the logits (N, C): higher is more like the training data."""
+SCORE = "max_logit"
+"""The default score. Softmax cancels how large the logits are together, and small logits are what unfamiliar images
+give; the energy differs little from the largest logit and cannot be read off the logits."""
+TPR = 0.95
+"""The part of known images that a threshold accepts."""
+KEPT = 100
+"""Features kept of every known class; four times as many of the unknown ones."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Logits (N, C), features (N, D) and labels (N,) of a whole split."""
+
+    logits: Tensor
+    features: Tensor
+    labels: Tensor
+
+
+def predict(pipeline: Pipeline, images: ImageSet, precision: AbstractContextManager[Any] | None = None) -> Outputs:
+    """Run a pipeline over a split, in evaluation mode; the mode it had before is restored.
+
+    Args:
+        pipeline: The network behind its normalisation.
+        images: A split whose labels are on the same device; its images may lie on the host.
+        precision: Context to compute in, such as Fabric's autocast.
+    """
+    was_training = pipeline.training
+    pipeline.eval()
+    logits, features = [], []
+    with torch.no_grad(), precision or nullcontext():
+        for batch in images.batches(batch_of(images.shape)):
+            hidden = pipeline.network.features(pipeline.normalise(batch))
+            logits.append(pipeline.network.head(hidden).float())
+            features.append(hidden.float())
+    pipeline.train(was_training)
+    return Outputs(torch.cat(logits), torch.cat(features), images.labels)
+
+
+def batch_of(shape: tuple[int, int, int]) -> int:
+    """Return how many images of this shape are evaluated at a time.
+
+    >>> batch_of((3, 32, 32)), batch_of((3, 224, 224))
+    (1000, 256)
+    """
+    _, height, width = shape
+    return min(BATCH, max(1, PIXELS // (height * width)))
+
+
+def measure(outputs: Outputs, loss: nn.Module, softmax_scale: float = 1.0) -> dict[str, Any]:
+    """Compute the metrics of a split; accuracies are fractions.
+
+    Args:
+        outputs: Of a network.
+        loss: The loss it was trained with; it scales logits itself.
+        softmax_scale: `RunSpec.softmax_scale`: probabilities are softmax(softmax_scale * logits).
+
+    Returns:
+        `top1`, `top5` (top C if there are fewer than five classes), `loss`, `ece` (15 bins) with its `softmax_scale`,
+        `per_class` (None for a class without images) and `balanced`, the mean over the classes that have images.
+
+    >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
+    >>> metrics = measure(Outputs(logits, logits, torch.tensor([0, 1, 1])), nn.CrossEntropyLoss())
+    >>> round(metrics["top1"], 4), metrics["per_class"], metrics["balanced"]
+    (0.6667, [1.0, 0.5], 0.75)
+    """
+    logits, labels = outputs.logits, outputs.labels
+    num_classes = logits.shape[1]
+    hits = logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]
+    counts = torch.bincount(labels, minlength=num_classes).tolist()
+    correct = torch.bincount(labels[hits[:, 0]], minlength=num_classes).tolist()
+    per_class = [right / count if count else None for right, count in zip(correct, counts, strict=True)]
+    present = [accuracy for accuracy in per_class if accuracy is not None]
+    return {
+        "top1": sum(correct) / len(labels),
+        "top5": int(hits.any(dim=1).sum()) / len(labels),
+        "loss": loss(logits, labels).item(),
+        "ece": expected_calibration_error((softmax_scale * logits).softmax(dim=1), labels),
+        "softmax_scale": softmax_scale,
+        "balanced": sum(present) / len(present),
+        "per_class": per_class,
+    }
+
+
+def known_ece(spec: RunSpec, metrics: Mapping[str, Any]) -> float | None:
+    """Return the calibration error of a record; None if it is not that of the probabilities which the loss trains.
+
+    Records without `softmax_scale` are of the bare logits, which is right for every loss but `ldam`.
+
+    >>> known_ece(RunSpec(), {"ece": 0.02}), known_ece(RunSpec(loss="ldam"), {"ece": 0.78})
+    (0.02, None)
+    """
+    ece = metrics.get("ece")
+    if metrics.get("softmax_scale", 1.0) != spec.softmax_scale:
+        return None
+    return float(ece) if isinstance(ece, int | float) and math.isfinite(ece) else None
+
+
+def scores_of(name: str, logits: Tensor, softmax_scale: float = 1.0, **options: bool) -> Tensor:
+    """Score logits (N, C); the scores that contain a softmax take softmax_scale * logits.
+
+    >>> [round(scores_of(name, torch.tensor([[0.1, 0.0]]), 30.0).item(), 4) for name in SCORES]
+    [0.1, 0.9526, 3.0486]
+    """
+    return SCORES[name](logits if name == "max_logit" else softmax_scale * logits, **options)
+
+
+def check_score(name: str) -> None:
+    """Raise if there is no score of this name."""
+    if name not in SCORES:
+        raise ValueError(f"unknown score {name!r}. Known: {', '.join(SCORES)}.")
+
+
+def calibrate(
+    network: Network, mean: Tensor, std: Tensor, images: ImageSet, softmax_scale: float = 1.0
+) -> dict[str, Any]:
+    """Set the threshold of every score so that 95 % of these images reach it.
+
+    The network is folded and computes in full precision, as it does in use: a threshold found in bfloat16 would be that
+    of another model.
+
+    Args:
+        network: The trained network; it is left as it is.
+        mean: (C,), on the scale of 0 to 1.
+        std: (C,).
+        images: In-distribution images, on the network's device, that no other number of the run depends on.
+        softmax_scale: `RunSpec.softmax_scale`.
+
+    Returns:
+        Plain JSON types: the default `score`, the `tpr`, the number of `images`, the `softmax_scale`, and the
+        `thresholds` by score. The fewer the images, the rougher: below 20 the threshold is the lowest score among them.
+    """
+    plain = cast(Network, fold(network).float())
+    logits = predict(Pipeline(plain, mean, std).to(images.labels.device), images).logits
+    thresholds = {name: threshold_at_tpr(scores_of(name, logits, softmax_scale), TPR) for name in SCORES}
+    record = {"score": SCORE, "tpr": TPR, "images": len(images), "softmax_scale": softmax_scale}
+    return record | {"thresholds": thresholds}
+
+
+def with_rejected(unknown: Mapping[str, Any] | None, logits: Tensor | None) -> dict[str, Any] | None:
+    """Add to thresholds the part of images that each of them rejects, as `rejected`; None stays None.
+
+    Of known images that the run was not trained on it is about 1 - `tpr`. A score that is not a number is rejected.
+
+    Args:
+        unknown: What `calibrate` returned, with its scale or, in old records, for bare logits.
+        logits: (N, C) of the images; None if they cannot be computed, and then `rejected` is None.
+
+    >>> unknown = with_rejected({"thresholds": {"max_logit": 2.0}}, torch.tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 0.0]]))
+    >>> round(unknown["rejected"]["max_logit"], 4)
+    0.3333
+    """
+    if unknown is None or logits is None:
+        return None if unknown is None else {**unknown, "rejected": None}
+    scale, rejected = float(unknown.get("softmax_scale", 1.0)), {}
+    for name, threshold in unknown["thresholds"].items():
+        rejected[name] = 1 - int((scores_of(name, logits, scale) >= threshold).sum()) / len(logits)
+    return {**unknown, "rejected": rejected}
+
+
+@dataclass
+class Observer:
+    """Record the features of known and unknown test images while a run is trained; draws no random numbers.
+
+    Args:
+        spec: The run.
+        known: Its test images, on its device.
+        unknown: Test images of other classes, likewise.
+        folder: The folder of `features.json`.
+    """
+
+    spec: RunSpec
+    known: ImageSet
+    unknown: ImageSet
+    folder: Path
+
+    def __call__(self, pipeline: Pipeline, epoch: int, precision: Any = None) -> dict[str, float]:
+        """Keep the features if `features_at` has this epoch, counted from 1; return the mean norms, for the log."""
+        known, unknown = (predict(pipeline, images, precision).features for images in (self.known, self.unknown))
+        if epoch in self.spec.features_at:
+            self._keep(epoch, known, unknown)
+        return {"norm_known": float(known.norm(dim=1).mean()), "norm_unknown": float(unknown.norm(dim=1).mean())}
+
+    def _keep(self, epoch: int, known: Tensor, unknown: Tensor) -> None:
+        record = Run(self.folder).read("features.json") or {"schema": 1, "epochs": {}}
+        record["classes"] = list(self.known.classes)
+        shown = limit(self.known.labels, KEPT * self.known.num_classes)
+        record["epochs"][str(epoch)] = {
+            "known": _points(known, shown),
+            "labels": self.known.labels.cpu()[shown].tolist(),
+            "unknown": _points(unknown, limit(self.unknown.labels, 4 * KEPT)),
+        }
+        replace_file(self.folder / "features.json", (json.dumps(record) + "\n").encode())
+
+
+def make_observer(spec: RunSpec, root: str | Path | None, folder: Path, data: Splits) -> Observer | None:
+    """Build the observer that a spec asks for, if it does; reads the unknown images."""
+    split = Dataset.parse(spec.dataset).open_set
+    if not spec.features_at or split is None:
+        return None
+    unknown = load_outliers(next(iter(split.unknown)), root, like=spec.dataset, shape=data.test.shape)
+    if spec.max_test is not None:
+        unknown = unknown.subset(limit(unknown.labels, spec.max_test, spec.subset_seed))
+    return Observer(spec, data.test, unknown.to(data.test.labels.device), folder)
+
+
+def _points(features: Tensor, shown: Tensor) -> list[list[float]]:
+    rows: list[list[float]] = features[shown.to(features.device)].cpu().to(torch.float64).tolist()
+    return [[round(value, 4) for value in row] for row in rows]
+
+
+def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
+    """Rebuild a finished run's network with its trained weights, on the CPU and in evaluation mode.
+
+    The network takes images normalised with `Run(folder).preprocessing`.
+    """
+    run = Run(folder)
+    (channels, height, width), classes = run.preprocessing["shape"], run.preprocessing["classes"]
+    weights = run.weights()
+    with torch.random.fork_rng(devices=[]):
+        counts = run.metrics["class_counts"]
+        network = build_model(run.spec, (channels, height, width), len(classes), counts)
+    network.load_state_dict(weights)
+    network.eval()
+    return network, run.spec
+
+
+def load_pipeline(folder: str | Path, device: torch.device | str = "cpu") -> Pipeline:
+    """Rebuild a finished run as a pipeline that takes uint8 images, in full precision and without gradients."""
+    record = Run(folder).preprocessing
+    network, _ = load_model(folder)
+    pipeline = Pipeline(network.float(), torch.tensor(record["mean"]), torch.tensor(record["std"])).to(device).eval()
+    return pipeline.requires_grad_(False)
+
+
+def evaluate(
+    folder: str | Path, data_root: str | Path | None = None, *, device: str = "cpu", dataset: str | None = None
+) -> dict[str, Any]:
+    """Evaluate a finished run's weights on its test data again, in full precision.
+
+    The normalisation and the training images of every class are those that the run has recorded: a folder's training
+    images may have changed since.
+
+    Args:
+        folder: The run's folder.
+        data_root: Folder of the datasets; by default $MAXSEP_DATA.
+        device: Where to compute.
+        dataset: The run's data, if their folder has moved; by default `spec.dataset`.
+
+    Returns:
+        The metrics of `measure`, `angular_fisher`, and `unknown`: the run's thresholds with the part of the test images
+        that each of them rejects, None for a run without thresholds.
+    """
+    run = Run(folder)
+    pipeline, spec = load_pipeline(folder, device), run.spec
+    data = prepare(moved(spec, dataset, data_root, run.preprocessing["shape"]), data_root)
+    check_classes(data, run.preprocessing["classes"], run.preprocessing["shape"], folder)
+    outputs = predict(pipeline, data.test.to(device, images=False))
+    metrics = measure(outputs, last_loss(spec, run.metrics["class_counts"]).to(device), spec.softmax_scale)
+    metrics["angular_fisher"] = angular_fisher_score(outputs.features, outputs.labels)
+    return metrics | {"unknown": with_rejected(run.unknown, outputs.logits)}
+
+
+def moved(spec: RunSpec, dataset: str | None, data_root: str | Path | None, shape: Sequence[int]) -> RunSpec:
+    """Return the spec with another name of its dataset, for images of the run's size; None keeps the name."""
+    if dataset is None:
+        return spec
+    return spec.replace(dataset=Dataset.find(dataset, data_root).with_default_size(shape[1]).name)
+
+
+def check_classes(
+    data: Splits, classes: Sequence[str], shape: Sequence[int], source: str | Path, advice: str = ""
+) -> None:
+    """Raise if data have other classes, or images of another shape, than the model of `source` was trained on."""
+    for name, ours, theirs in (("classes", data.test.classes, classes), ("image sizes", data.test.shape, shape)):
+        if list(ours) != list(theirs):
+            few = (", ".join(map(str, items[:5])) + ", ..." * (len(items) > 5) for items in (ours, theirs))
+            raise ValueError(f"{name} of {data.name} are not those of {source}: {', not '.join(few)}. {advice}")

@@ -1,0 +1,193 @@
+"""The optimisers and learning-rate schedules that a spec can name.
+
+Learning rates are pure functions of the epoch and the step, so there is no state to save or to resume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from maxsep.lab.spec import RunSpec
+
+OPTIMISERS = ("adamw", "sgd")
+
+
+def build_optimiser(spec: RunSpec, network: nn.Module, *, capturable: bool = False) -> Optimizer:
+    """Build the spec's optimiser over all trained parameters of a network that is on its device already.
+
+    Args:
+        spec: Names the optimiser and its numbers. All parameters have the same weight decay, as in the paper's
+            protocol, unless `head_rate` or `head_decay` makes the head a group of its own.
+        network: Its head is called `head`.
+        capturable: Keep the learning rate in a tensor on the device, so that a captured step reads what
+            `set_learning_rate` writes.
+
+    >>> type(build_optimiser(RunSpec(), nn.Linear(2, 2))).__name__
+    'SGD'
+    """
+    groups = _groups(spec, network)
+    device = groups[0]["params"][0].device
+    fused = device.type == "cuda" or None
+    for group in groups:
+        # a rate in float32 on the device: the fused kernels read it there
+        rate = spec.learning_rate * group["factor"]
+        group["lr"] = torch.tensor(rate, device=device) if capturable else rate
+    if spec.optimiser == "sgd":
+        return SGD(groups, lr=groups[0]["lr"], momentum=spec.momentum, nesterov=spec.nesterov, fused=fused)
+    if spec.optimiser == "adamw":
+        return AdamW(groups, lr=groups[0]["lr"], fused=fused, capturable=capturable)
+    raise ValueError(f"unknown optimiser {spec.optimiser!r}. Known: {', '.join(OPTIMISERS)}.")
+
+
+def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups, each times its factor, in place where it lives on the device."""
+    for group in optimiser.param_groups:
+        scaled = rate * group.get("factor", 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(scaled)
+        else:
+            group["lr"] = scaled
+
+
+def _groups(spec: RunSpec, network: nn.Module) -> list[dict[str, Any]]:
+    """Collect the trained parameters; the head is a group of its own if it has its own rate or decay.
+
+    Logit factors (`head.scale`) belong to the other parameters.
+    """
+    trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    is_split = spec.head_rate != 1 or spec.head_decay != 1
+    head = [name for name in trained if is_split and name.startswith("head.") and name != "head.scale"]
+    rest = [value for name, value in trained.items() if name not in head]
+    groups = [
+        {"params": rest, "factor": 1.0, "weight_decay": spec.weight_decay},
+        {
+            "params": [trained[name] for name in head],
+            "factor": spec.head_rate,
+            "weight_decay": spec.weight_decay * spec.head_decay,
+        },
+    ]
+    return [group for group in groups if group["params"]]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in training: `epoch` of `epochs` and `step` of `steps` per epoch, both counted from 0."""
+
+    epoch: int
+    step: int
+    epochs: int
+    steps: int
+
+
+def constant(moment: Moment, base: float) -> float:
+    """Keep the base rate."""
+    return base
+
+
+def cosine(moment: Moment, base: float) -> float:
+    """Fall from base along half a cosine, once an epoch: base/2 (1 + cos(pi e / E))."""
+    return base / 2 * (1 + math.cos(math.pi * moment.epoch / moment.epochs))
+
+
+def step(moment: Moment, base: float, *, every: int = 30, factor: float = 0.1) -> float:
+    """Multiply by `factor` every `every` epochs."""
+    return base * factor ** (moment.epoch // every)
+
+
+def milestones(
+    moment: Moment,
+    base: float,
+    *,
+    at: tuple[int, ...] = (160, 180),
+    factors: tuple[float, ...] = (0.1, 0.01),
+) -> float:
+    """From epoch `at[i]` on, use base times `factors[i]` (not their product)."""
+    if len(at) != len(factors) or list(at) != sorted(at):
+        raise ValueError(f"milestones needs as many increasing epochs as factors, got at={at!r}, factors={factors!r}.")
+    passed = sum(moment.epoch >= epoch for epoch in at)
+    return base * (factors[passed - 1] if passed else 1.0)
+
+
+def ldam(moment: Moment, base: float) -> float:
+    """Follow LDAM's schedule: 1 % from epoch 160 of 200 and 0.01 % from epoch 180, after 5 epochs of warm-up."""
+    return milestones(moment, base, at=_last_fifth(moment), factors=(0.01, 0.0001))
+
+
+def mislas(moment: Moment, base: float) -> float:
+    """Follow MiSLAS's first stage: 10 % from epoch 160 of 200 and 1 % from epoch 180, after 5 epochs of warm-up."""
+    return milestones(moment, base, at=_last_fifth(moment), factors=(0.1, 0.01))
+
+
+def cosine_steps(moment: Moment, base: float, *, final: float = 1e-6) -> float:
+    """Fall along half a cosine from base to `final`, every step; update i of I, counted from 1, uses lr(i)."""
+    update = moment.epoch * moment.steps + moment.step + 1
+    return final + (base - final) / 2 * (1 + math.cos(math.pi * update / (moment.epochs * moment.steps)))
+
+
+def restarts(moment: Moment, base: float, *, cycles: int = 3, warmup: int = 10, floor: float = 1e-3) -> float:
+    """Restart a cosine `cycles` times, after one linear warm-up, as open-set recognition's scripts do.
+
+    The released scheduler gets the epoch that has just ended, so every value comes one epoch late: epoch 0 runs at the
+    floor, epochs 1 to `warmup` rise to what the cosine has at epoch `warmup`, and epoch e follows with the cosine of
+    e - 1. As there, a cycle is a whole number of epochs, so a run whose epochs do not divide evenly begins one more
+    cycle near its end.
+    """
+    low, length = base * floor, max(1, moment.epochs // cycles)
+
+    def wave(epoch: float) -> float:
+        return low + (base - low) / 2 * (1 + math.cos(math.pi * (epoch % length) / length))
+
+    if moment.epoch <= warmup:
+        return low + (wave(warmup) - low) * moment.epoch / warmup if warmup else wave(0)
+    return wave(moment.epoch - 1)
+
+
+_SCHEDULES: dict[str, Callable[..., float]] = {
+    function.__name__: function
+    for function in (constant, cosine, step, milestones, ldam, mislas, cosine_steps, restarts)
+}
+_WARMUPS = {"ldam": 5, "mislas": 5}
+
+
+def schedule_names() -> list[str]:
+    """List the schedules that a spec can name."""
+    return sorted(_SCHEDULES)
+
+
+def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> float:
+    """Return the learning rate of one update.
+
+    Every schedule but `restarts`, which has its own, takes the option `warmup`: over that many epochs the rate rises
+    linearly, from 1/warmup of its value in epoch 0.
+
+    Args:
+        spec: Names the schedule, its options, the base rate and the number of epochs.
+        epoch: Counted from 0.
+        step: Position inside the epoch, counted from 0.
+        steps: Steps in an epoch.
+
+    >>> spec = RunSpec(schedule="constant", learning_rate=0.1, schedule_options=(("warmup", 5),))
+    >>> [round(learning_rate(spec, epoch), 3) for epoch in (0, 1, 4, 5)]
+    [0.02, 0.04, 0.1, 0.1]
+    """
+    if spec.schedule not in _SCHEDULES:
+        raise ValueError(f"unknown schedule {spec.schedule!r}. Known: {', '.join(schedule_names())}.")
+    options: dict[str, Any] = dict(spec.schedule_options)
+    warmup = 0 if spec.schedule == "restarts" else options.pop("warmup", _WARMUPS.get(spec.schedule, 0))
+    try:
+        rate = _SCHEDULES[spec.schedule](Moment(epoch, step, spec.epochs, steps), spec.learning_rate, **options)
+    except TypeError as error:
+        raise ValueError(f"schedule {spec.schedule!r} does not take the options {options!r}: {error}") from error
+    return rate * ((epoch + 1) / warmup) if epoch < warmup else rate
+
+
+def _last_fifth(moment: Moment) -> tuple[int, int]:
+    """Map epochs 160 and 180 of 200 to a run of any length."""
+    return round(0.8 * moment.epochs), round(0.9 * moment.epochs)
