@@ -116,8 +116,8 @@ def _open_safetensors(folder: Path, device: torch.device) -> Classifier:
     extra = description["extra"]
     channels, height, width = description["preprocessing"]["shape"]
     with torch.random.fork_rng(devices=[]):
-        spec, shape, classes = RunSpec.from_dict(extra["spec"]), (channels, height, width), description["labels"]
-        network = build_model(spec, shape, len(classes), extra["class_counts"])
+        spec = RunSpec.from_dict(extra["spec"]).replace(class_order=None)  # a folded layer has its rows in class order
+        network = build_model(spec, (channels, height, width), len(description["labels"]))
     folded = fold(network)
     load(folder, folded)
     return _classifier(folder, description, extra, _in_torch(folded, device))
