@@ -24,24 +24,25 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
     return int(value)
 
 
-def check_number(name: str, value: Any, allowed: str, is_allowed: Callable[[float], bool]) -> float:
-    """Return a finite number for which `is_allowed` holds as a float; `allowed` names the range in the error."""
+RANGES: dict[str, Callable[[float], bool]] = {
+    "a finite number": lambda value: True,
+    "a positive number": lambda value: value > 0,
+    "a number >= 0": lambda value: value >= 0,
+    "a number in [0, 1]": lambda value: 0 <= value <= 1,
+    "a number in [0, 1)": lambda value: 0 <= value < 1,
+    "a number in (0, 1]": lambda value: 0 < value <= 1,
+}
+
+
+def check_number(name: str, value: Any, allowed: str) -> float:
+    """Return a finite number of a range, a key of RANGES, as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
         raise TypeError(f"{name} must be {allowed}, got {_describe(value)}")
     number: Any = value
-    if not (-math.inf < number < math.inf and is_allowed(number)):  # comparisons, because a compiler can trace them
+    # comparisons, which a compiler can trace
+    if not (-math.inf < number < math.inf and RANGES[allowed](number)):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
     return float(number)
-
-
-def check_radius(radius: Any) -> float:
-    """Return a radius, positive and finite."""
-    return check_number("radius", radius, "a positive finite number", lambda value: value > 0)
-
-
-def check_smoothing(label_smoothing: Any) -> float:
-    """Return a label smoothing, from 0 to 1."""
-    return check_number("label_smoothing", label_smoothing, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def check_reduction(reduction: Any) -> Reduction:

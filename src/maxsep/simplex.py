@@ -64,15 +64,12 @@ def simplex(
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far the coefficients of one size are from an exact simplex; every entry is a largest deviation."""
+    """The largest deviations of squared column norms from 1, of k times cosines from -1, and of row sums from 0."""
 
     num_classes: int
     norm: float
-    """Of a squared column norm from 1."""
     cosine: float
-    """Of a pairwise cosine from -1/(C-1), in units of 1/(C-1)."""
     mean: float
-    """Of a row sum from 0."""
 
 
 def certify(num_classes: int) -> Certificate:

@@ -55,44 +55,23 @@ def shot_groups(class_counts: Sequence[int] | Tensor, *, many: int = 100, few: i
 
 
 def accuracy_by_shot(
-    accuracies: Sequence[float] | Tensor,
-    class_counts: Sequence[int] | Tensor,
-    *,
-    labels: Tensor | None = None,
-    many: int = 100,
-    few: int = 20,
+    accuracies: Sequence[float] | Tensor, class_counts: Sequence[int] | Tensor, *, many: int = 100, few: int = 20
 ) -> dict[str, float | None]:
     """Average accuracy over many-, medium- and few-shot classes, each class with the same weight.
 
-    accuracies are (C,) fractions, NaN for a class without test samples; or, with labels (N,), predictions (N,) or
-    logits (N, C). Groups are those of `shot_groups`. Returns means under `many`, `medium`, `few` and `all`; None for a
-    group without a class.
+    accuracies are (C,) fractions, NaN for a class without test samples. Returns means over the groups of `shot_groups`
+    and over `all`; None for a group without a class.
 
     >>> accuracy_by_shot([1.0, 0.5, 0.75], [500, 400, 30])
     {'many': 0.75, 'medium': 0.75, 'few': None, 'all': 0.75}
     """
     groups = shot_groups(class_counts, many=many, few=few)
     total = sum(map(len, groups.values()))
-    if labels is not None:
-        accuracies = _class_accuracies(torch.as_tensor(accuracies), labels, total)
     values = as_vector("accuracies", accuracies)
     if len(values) != total:
         raise ValueError(f"accuracies must have one entry per class count, got {len(values)} for {total}")
     require_all("accuracies", values, ~((values < 0) | (values > 1)), "fractions in [0, 1]")
     return {name: _mean(values[group]) for name, group in {**groups, "all": list(range(total))}.items()}
-
-
-def _class_accuracies(predictions: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Compute the accuracy of each class (C,) from predictions (N,) or logits (N, C); NaN without a sample."""
-    predictions = (predictions.argmax(1) if predictions.ndim == 2 else predictions).to(labels.device)
-    if labels.ndim != 1 or predictions.shape != labels.shape:
-        raise ValueError(f"predictions and labels must be (N,), got {predictions.shape} and {labels.shape}")
-    if labels.is_floating_point() or predictions.is_floating_point():
-        raise TypeError(f"predictions and labels must be integers, got {predictions.dtype} and {labels.dtype}")
-    if ((labels < 0) | (labels >= num_classes)).any():
-        raise ValueError(f"labels must lie in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}")
-    correct = torch.bincount(labels[predictions == labels], minlength=num_classes)
-    return correct.double() / torch.bincount(labels, minlength=num_classes)
 
 
 def _mean(values: Tensor) -> float | None:

@@ -57,8 +57,7 @@ def neural_collapse(features: Tensor, labels: Tensor, weight: Tensor, bias: Tens
     Args:
         features: (N, D) inputs of the last layer, usually of the training set.
         labels: (N,) class indices 0 to K-1, each of which must occur: they index the rows of `weight`.
-        weight: (K, D). For a maximum-separation head either the pooled features with the weight of `fold(head)`, or
-            `head.features(x)` with `head.class_vectors()`, for which nc2 is 0 by construction.
+        weight: (K, D), such as that of `fold(head)`; with `head.features(x)` it is `head.class_vectors()`.
         bias: (K,), or None for zero.
 
     >>> from maxsep import simplex

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from maxsep.checks import check_floating, check_number
 from maxsep.detect.metrics import threshold_at_tpr
-from maxsep.detect.scores import check_temperature, max_softmax, to_float64
+from maxsep.detect.scores import max_softmax, to_float64
 
 
 class Detector(ABC):
@@ -67,11 +67,10 @@ class Detector(ABC):
 class LogitDetector(Detector):
     """Score inputs by a function of their logits, such as `max_softmax`, `max_logit` or `energy`.
 
-    Pitfall: compare a plain head with a maximum-separation head at `centre=True`, see `max_logit`.
+    The model maps inputs (B, ...) to logits (B, C) or to an object with `.logits`; `function` maps logits and `options`
+    to scores (B,).
 
-    Args:
-        model: Maps inputs (B, ...) to logits (B, C), or to an object with an attribute `logits`.
-        function: Maps logits (B, C) and `options` to scores (B,), higher = more in-distribution.
+    Pitfall: compare a plain head with a maximum-separation head at `centre=True`, see `max_logit`.
 
     >>> from maxsep.detect import energy
     >>> detector = LogitDetector(nn.Linear(4, 3), energy, temperature=2.0, centre=True)
@@ -98,8 +97,7 @@ class ODIN(Detector):
     out-of-distribution image detection in neural networks. ICLR 2018).
 
     Args:
-        model: Maps inputs (B, ...) to logits (B, C), or to an object with an attribute `logits`.
-        temperature: T > 0.
+        model, temperature: As of `LogitDetector`, and T > 0.
         magnitude: Size of the step; 0 leaves the inputs unchanged. The published 0.0014 was chosen on validation
             OOD data: choose it on data that you do not report.
         std: Per-channel std of the input normalisation, so that the step has the same size in every channel of the
@@ -117,8 +115,8 @@ class ODIN(Detector):
         std: Any = None,
     ) -> None:
         super().__init__(model)
-        self.temperature = check_temperature(temperature)
-        self.magnitude = check_magnitude(magnitude)
+        self.temperature = check_number("temperature", temperature, "a positive number")
+        self.magnitude = check_number("magnitude", magnitude, "a number >= 0")
         self.std = std
 
     def score_batch(self, x: Tensor) -> Tensor:
@@ -146,11 +144,6 @@ def step_direction(objective: Callable[[Tensor], Tensor], x: Tensor, std: Any = 
         raise ValueError("the gradient of the score in x contains NaN")
     sign = torch.where(gradient >= 0, 1.0, -1.0).to(x.dtype)
     return sign if std is None else sign / _per_channel(std, x)
-
-
-def check_magnitude(magnitude: Any) -> float:
-    """Return the size of an input step as a float."""
-    return check_number("magnitude", magnitude, "a finite number >= 0", lambda value: value >= 0)
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from maxsep.checks import check_floating
-from maxsep.detect.detectors import Detector, batches, check_magnitude, device_of, evaluation_mode, step_direction
+from maxsep.checks import check_floating, check_number
+from maxsep.detect.detectors import Detector, batches, device_of, evaluation_mode, step_direction
 from maxsep.detect.scores import to_float64
 
 MAGNITUDES = (0.0, 0.01, 0.005, 0.002, 0.0014, 0.001, 0.0005)
@@ -30,9 +30,7 @@ class Mahalanobis:
     features need not fit in memory. The pseudo-inverse ignores directions in which no class varies, however far a
     sample lies out.
 
-    Attributes:
-        classes: (C,) labels that occurred, in increasing order.
-        means: (C, D) class means in the order of `classes`.
+    `classes` (C,) are the labels that occurred, in increasing order, and `means` (C, D) their class means.
 
     >>> h = torch.tensor([[0.0, 1.0], [0.0, -1.0], [9.0, 1.0], [9.0, -1.0], [1.0, 0.0], [-1.0, 0.0]])
     >>> detector = Mahalanobis().fit(h, torch.tensor([0, 0, 1, 1, 0, 0]))
@@ -90,7 +88,7 @@ class Mahalanobis:
         A step is x - magnitude * sign(-d score / dx) / std; one gradient serves all. model_features maps inputs to
         features (B, D), such as `network.features`; its network runs in evaluation mode.
         """
-        steps = [check_magnitude(magnitude) for magnitude in magnitudes]
+        steps = [check_number("magnitude", magnitude, "a number >= 0") for magnitude in magnitudes]
         direction = x.new_zeros(())
         with evaluation_mode(model_features), torch.no_grad():
             if any(steps):
@@ -180,10 +178,7 @@ class MahalanobisDetector(Detector):
     Fit on training data with the transforms of testing. Choose the magnitude with `sweep`, on OOD data that you do
     not report: the best step for one kind of outliers may harm with another.
 
-    Args:
-        model: Has a method `features` that maps inputs (B, ...) to (B, D).
-        magnitude: Size of the step >= 0, see `MAGNITUDES`; 0 needs no gradient.
-        std: Per-channel std of the input normalisation, see `ODIN`.
+    The model has a method `features` that maps inputs (B, ...) to (B, D); magnitude and std are as in `ODIN`.
 
     >>> from maxsep import MaxSeparationHead
     >>> network = MaxSeparationHead(4, 3)  # the smallest network with features
@@ -197,7 +192,7 @@ class MahalanobisDetector(Detector):
         # a submodule of this name, a stack of convolutions in some libraries, gives no feature vectors
         if isinstance(features := getattr(model, "features", None), nn.Module) or not callable(features):
             raise TypeError(f"the model must have a method `features`, got {type(model).__name__} without one")
-        self.magnitude = check_magnitude(magnitude)
+        self.magnitude = check_number("magnitude", magnitude, "a number >= 0")
         self.std = std
         self._distances: Mahalanobis | None = None
 

@@ -1,7 +1,4 @@
-"""Metrics of scores, higher = more in-distribution: exact under ties, in torch alone.
-
-All counts are integers until the last division, and equal scores share one threshold.
-"""
+"""Metrics of scores, higher = more in-distribution: exact under ties, as counts are integers until the division."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ def fpr_at_tpr(
     >>> fpr_at_tpr(positive, negative), fpr_at_tpr(positive, negative, rule="at_least")
     (0.0, 0.5)
     """
-    tpr = _check_tpr(tpr)
+    tpr = check_number("tpr", tpr, "a number in (0, 1]")
     positive, negative = _score_sets(positive=positive, negative=negative)
     true, false = _counts(positive, negative)
     recall = true.double() / len(positive)
@@ -110,7 +107,7 @@ def threshold_at_tpr(id_scores: Tensor, tpr: float = 0.95) -> float:
     >>> threshold_at_tpr(torch.arange(20.0))
     1.0
     """
-    tpr = _check_tpr(tpr)
+    tpr = check_number("tpr", tpr, "a number in (0, 1]")
     (scores,) = _score_sets(id_scores=id_scores)
     accepted = torch.arange(1, len(scores) + 1, dtype=torch.float64) / len(scores)
     # compares k / N as it is measured: 0.55 * 100 > 55 in floating point
@@ -151,10 +148,6 @@ def _score_sets(**scores: Any) -> tuple[Tensor, ...]:
             raise ValueError(f"{name} must not contain NaN, got {int(values.isnan().sum())} among {len(values)} scores")
         sets.append(to_float64(values.detach()))
     return tuple(values.to(sets[0].device) for values in sets)
-
-
-def _check_tpr(tpr: Any) -> float:
-    return check_number("tpr", tpr, "a number in (0, 1]", lambda value: 0 < value <= 1)
 
 
 def _counts(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,18 +49,13 @@ def energy(logits: Tensor, temperature: float = 1.0, *, centre: bool = False) ->
     >>> round(energy(torch.tensor([0.0, 0.0])).item(), 4)
     0.6931
     """
-    temperature = check_temperature(temperature)
+    temperature = check_number("temperature", temperature, "a positive number")
     return temperature * torch.logsumexp(_float64_logits(logits, centre) / temperature, -1)
 
 
 def to_float64(x: Tensor) -> Tensor:
     """Convert to float64 on the same device; MPS has no float64, so its tensors move to the CPU."""
     return x.cpu().double() if x.device.type == "mps" else x.double()
-
-
-def check_temperature(temperature: float) -> float:
-    """Return a temperature as a float."""
-    return check_number("temperature", temperature, "a positive finite number", lambda value: value > 0)
 
 
 def _float64_logits(logits: Tensor, centre: bool) -> Tensor:

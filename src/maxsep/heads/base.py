@@ -11,7 +11,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_floating, check_last_dimension, check_radius
+from maxsep.checks import check_count, check_floating, check_last_dimension, check_number
 from maxsep.ops import separate, widened
 
 torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
@@ -29,7 +29,7 @@ class FixedRadius(nn.Module):
     def __init__(self, num_classes: int, radius: float) -> None:
         super().__init__()
         self.num_classes = check_count("num_classes", num_classes, least=self.min_classes)
-        self.radius = check_radius(radius)
+        self.radius = check_number("radius", radius, "a positive number")
 
     def get_extra_state(self) -> Tensor:
         """Return [num_classes, radius] in float64 on the CPU, as a tensor so that any file format can hold it."""

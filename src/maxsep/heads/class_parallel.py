@@ -26,9 +26,9 @@ from maxsep.checks import (
     check_index_type,
     check_labels,
     check_last_dimension,
+    check_number,
     check_per_class,
     check_reduction,
-    check_smoothing,
 )
 from maxsep.heads.base import FixedRadius, default_init
 from maxsep.heads.maxsep import MaxSeparationHead
@@ -50,7 +50,6 @@ class ClassParallelHead(FixedRadius):
     takes the state dict of a MaxSeparationHead too.
 
     Args:
-        in_features, num_classes, radius, bias, device, dtype: As of `MaxSeparationHead`; ranks may own no class.
         group: The ranks that share the classes; the default group if None.
         data_parallel: Whether each rank passes its part of the batch, of equal size, instead of the same x and target.
             `mean` and `sum` run over the samples of all ranks, everything else is returned for the rank's samples, and
@@ -123,7 +122,7 @@ class ClassParallelHead(FixedRadius):
         ranks.
         """
         check_reduction(reduction)
-        smoothing = check_smoothing(label_smoothing)
+        smoothing = check_number("label_smoothing", label_smoothing, "a number in [0, 1]")
         check_index_type(target)
         if x.dim() != 2 or target.shape != x.shape[:1]:
             raise ValueError(f"x must be (B, {self.in_features}) and target (B,), got {x.shape} and {target.shape}")

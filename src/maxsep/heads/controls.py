@@ -55,10 +55,9 @@ class ScaledHead(_LinearHead):
 class ControlHead(_LinearHead):
     """The exact control of `MaxSeparationHead`: a plain layer that trains in the same way under SGD.
 
-    logits = radius sqrt(C/(C-1)) (weight x + bias), where weight and bias start centred, that is minus their means
-    over classes. Their start has the mean and covariance of radius * P^T (weight x + bias), and for a loss that ignores
-    a common shift of the logits, such as cross-entropy, SGD with momentum and weight decay moves both alike. Under
-    Adam, which works coordinate by coordinate, they differ.
+    logits = radius sqrt(C/(C-1)) (weight x + bias), where weight and bias start minus their means over classes. For a
+    loss that ignores a common shift of the logits, SGD moves both heads alike (docs/theory.md). Adam, which works
+    coordinate by coordinate, does not.
 
     >>> head = ControlHead(64, 10, radius=0.1)
     >>> bool(head.weight.sum(0).abs().max() < 1e-6), round(head.scale, 4)

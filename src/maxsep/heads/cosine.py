@@ -1,8 +1,7 @@
 """Heads that compare directions, for losses with margins: a cosine layer, and the two ways to put the matrix on it.
 
-A margin of 0.5 means something for cosines in [-1, 1] and nothing for logits of any size. What the paper calls "LDAM
-with the matrix" can be read in two ways: the matrix behind a cosine layer (`cosine_maxsep`), or cosines with the
-columns of the matrix (`maxsep_cosine`, with its control `centred_cosine`).
+The paper's "LDAM with the matrix" can be read in two ways: the matrix behind a cosine layer (`cosine_maxsep`), or
+cosines with the columns of the matrix (`maxsep_cosine`, with its control `centred_cosine`).
 """
 
 from __future__ import annotations

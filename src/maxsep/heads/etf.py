@@ -28,11 +28,10 @@ class ETFHead(Head):
 
     Args:
         in_features: At least num_classes + reserved - 1; without `rotation`, features beyond that are not used.
-        num_classes, radius, device, dtype: As of `MaxSeparationHead`.
         normalise: Compare directions only: the logits are radius times cosines.
         reserved: Vertices kept for later classes; the simplex is built for num_classes + reserved.
         rotation: Seed of the orthonormal directions. Models that are compared need the same one.
-        bias: A trained bias per class, as in Zhu et al.'s code; off by default.
+        bias: A trained bias per class, as in Zhu et al.'s code.
 
     Pitfall: features behind a ReLU are never negative, so without `rotation` most vertices are out of their reach,
     and training is slow or fails.

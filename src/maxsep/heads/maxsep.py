@@ -133,10 +133,13 @@ class MaxSeparationHead(LayerHead, _Ordered):
         columns = simplex(self.num_classes, dtype=self.weight.dtype, device=self.weight.device).T
         return self._in_class_order(columns, 0)
 
+    def compose(self, rows: Tensor) -> Tensor:
+        """Return radius * P^T rows, (C, ...) in class order, for rows (C-1, ...), in O(C) per column."""
+        return self._in_class_order(separate(rows.movedim(0, -1), self.radius).movedim(-1, 0).contiguous(), 0)
+
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return radius * P^T weight and radius * P^T bias, in O(C) per column."""
-        weight = self._in_class_order(separate(self.weight.T, self.radius).T.contiguous(), 0)
-        return weight, None if self.bias is None else self._in_class_order(separate(self.bias, self.radius))
+        """Return radius * P^T weight and radius * P^T bias."""
+        return self.compose(self.weight), None if self.bias is None else self.compose(self.bias)
 
     @classmethod
     def from_linear(

@@ -18,7 +18,6 @@ from maxsep.checks import (
     check_number,
     check_per_class,
     check_reduction,
-    check_smoothing,
 )
 from maxsep.heads import ControlHead, MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops.linear_cross_entropy import Algorithm, Impl, choose_algorithm, layer_logsumexp, weighted_sum_of_losses
@@ -79,8 +78,8 @@ def fused_cross_entropy(
     """
     if impl not in IMPLS:
         raise ValueError(f"impl must be one of {', '.join(IMPLS)}, got {impl!r}")
-    reduction, smoothing = check_reduction(reduction), check_smoothing(label_smoothing)
-    z_loss = check_number("z_loss", z_loss, "a number of at least 0", lambda value: value >= 0)
+    reduction, z_loss = check_reduction(reduction), check_number("z_loss", z_loss, "a number >= 0")
+    smoothing = check_number("label_smoothing", label_smoothing, "a number in [0, 1]")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
     samples = _flat_samples(head, x, target, adjustment, ignore_index)

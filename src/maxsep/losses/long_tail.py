@@ -30,9 +30,8 @@ PerClass = Sequence[float] | Tensor
 class ClassCountLoss(nn.Module):
     """Base of the losses: logits (B, C) and class indices (B,) to a scalar, or to (B,) with reduction="none".
 
-    Computes in float32, or in float64 for float64 logits. Labels, reductions and the NaN of a batch in which every
-    label is -100 are those of F.cross_entropy; on the CPU a label out of range is a ValueError. Constants are float64
-    buffers outside of the state dict; move the loss to the device of the logits to avoid a copy in every call.
+    Computes in float32, or in float64 for float64 logits. Labels, reductions and NaN without a counted sample are as in
+    F.cross_entropy. Constants are float64 buffers outside of the state dict; move the loss to the logits' device.
     """
 
     def __init__(self, class_counts: PerClass, reduction: Reduction) -> None:
@@ -89,7 +88,7 @@ class LogitAdjustedLoss(ClassCountLoss):
 
     def __init__(self, class_counts: PerClass, tau: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(class_counts, reduction)
-        self.tau = check_number("tau", tau, "a number of at least 0", lambda value: value >= 0)
+        self.tau = check_number("tau", tau, "a number >= 0")
         counts = self.class_counts.double()
         self.register_buffer("shift", self.tau * (counts / counts.sum()).log(), persistent=False)
 
@@ -126,11 +125,8 @@ class LDAMLoss(ClassCountLoss):
     `loss.reweight(effective_number_weights(class_counts))`. The weight is no part of the state dict; set it again by
     the epoch after resuming.
 
-    Args:
-        class_counts: Training samples of every class, (C,), at least 1 each.
-        max_margin: Margin of the rarest class.
-        scale: Multiplies the logits after the margin.
-        weight: One positive weight per class, or None for equal weights.
+    class_counts are the training samples of every class, (C,), at least 1 each; weight (C,) is positive, or None for
+    equal weights.
 
     Pitfall: margin and scale assume cosines in [-1, 1], such as `maxsep.heads.CosineHead` gives; on the CPU the loss
     warns once of logits beyond 10. Predict without margin; probabilities are softmax(scale * logits).
@@ -153,8 +149,8 @@ class LDAMLoss(ClassCountLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(class_counts, reduction)
-        self.max_margin = check_number("max_margin", max_margin, "a number of at least 0", lambda value: value >= 0)
-        self.scale = check_number("scale", scale, "a positive number", lambda value: value > 0)
+        self.max_margin = check_number("max_margin", max_margin, "a number >= 0")
+        self.scale = check_number("scale", scale, "a positive number")
         counts = self.class_counts.double()
         self.register_buffer("margins", self.max_margin * (counts.min() / counts) ** 0.25, persistent=False)
         self.register_buffer("weight", check_class_weights(weight, self.num_classes), persistent=False)
@@ -188,10 +184,8 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
     (1 - smoothing_y) * (-log p_y) + smoothing_y * mean_j(-log p_j). Equal counts all get `smooth_head`.
     Z. Zhong et al.: Improving Calibration for Long-Tailed Recognition. CVPR 2021.
 
-    Args:
-        class_counts: Training samples of every class, (C,), at least 1 each.
-        smooth_head: Smoothing of the most frequent class, in [0, 1]; 0.4 for CIFAR-100 at imbalance 0.01.
-        smooth_tail: Smoothing of the rarest class, in [0, 1]; usually the smaller one, 0.1 there.
+    smooth_head and smooth_tail, in [0, 1], are for the most frequent and the rarest class of class_counts (C,): 0.4 and
+    0.1 for CIFAR-100 at imbalance 0.01.
 
     Pitfall: a logit of minus infinity makes the loss infinite, as with any label smoothing.
 
@@ -205,8 +199,8 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
         self, class_counts: PerClass, smooth_head: float, smooth_tail: float, *, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(class_counts, reduction)
-        head = check_number("smooth_head", smooth_head, "a number in [0, 1]", lambda value: 0 <= value <= 1)
-        tail = check_number("smooth_tail", smooth_tail, "a number in [0, 1]", lambda value: 0 <= value <= 1)
+        head = check_number("smooth_head", smooth_head, "a number in [0, 1]")
+        tail = check_number("smooth_tail", smooth_tail, "a number in [0, 1]")
         counts = self.class_counts.double()
         span = counts.max() - counts.min()
         place = (counts - counts.min()) / span if span > 0 else torch.ones_like(counts)
@@ -238,7 +232,7 @@ def effective_number_weights(
     tensor([0.0277, 0.2708, 2.7015])
     """
     counts = check_class_counts(class_counts).double()
-    beta = check_number("beta", beta, "a number in [0, 1)", lambda value: 0 <= value < 1)
+    beta = check_number("beta", beta, "a number in [0, 1)")
     # expm1 avoids the cancellation in 1 - beta^n for beta near 1; the common factor 1 - beta drops out
     inverse = -1 / torch.expm1(counts * (math.log(beta) if beta > 0 else -math.inf))
     weights = inverse * (len(counts) / inverse.sum())

@@ -18,7 +18,7 @@ def mixup(x: Tensor, y: Tensor, alpha: float, generator: torch.Generator) -> tup
     H. Zhang, M. Cisse, Y. N. Dauphin, D. Lopez-Paz: mixup: Beyond Empirical Risk Minimization. ICLR 2018.
 
     x (B, ...) is floating point, y (B, ...) of any dtype. alpha = 1 draws the share uniformly, small values leave most
-    batches nearly unmixed. The generator is the only source of randomness; one on the CPU serves any device.
+    batches nearly unmixed. A generator on the CPU serves any device.
 
     >>> batch, labels = torch.eye(3), torch.tensor([0, 1, 2])
     >>> mixed, first, second, share = mixup(batch, labels, 1.0, torch.Generator().manual_seed(0))
@@ -26,7 +26,7 @@ def mixup(x: Tensor, y: Tensor, alpha: float, generator: torch.Generator) -> tup
     (True, [0, 1, 2])
     """
     check_floating(x)
-    alpha = check_number("alpha", alpha, "a positive number", lambda value: value > 0)
+    alpha = check_number("alpha", alpha, "a positive number")
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     if x.dim() == 0 or y.shape[:1] != x.shape[:1] or x.shape[0] == 0:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from maxsep.checks import check_floating, check_radius
+from maxsep.checks import check_floating, check_number
 from maxsep.ops.separate_triton import adjoint_triton, has_triton_kernel, separate_triton
 from maxsep.ops.tracing import is_plain_eager
 from maxsep.simplex import coefficients
@@ -40,7 +40,7 @@ def separate(x: Tensor, radius: float = 1.0) -> Tensor:
     >>> separate(torch.tensor([[1.0, 0.0]]))
     tensor([[ 1.0000, -0.5000, -0.5000]])
     """
-    radius = check_radius(radius)
+    radius = check_number("radius", radius, "a positive number")
     check_floating(x)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"x must be (..., C-1) with at least one output, got shape {tuple(x.shape)}")

@@ -57,9 +57,9 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         max_epochs: Passes over the data.
         batch_size: Samples in a step; `auto` is 200, or all of fewer. The parts of an epoch differ by one at most.
         learning_rate, momentum, weight_decay: Of SGD, constant and for all parameters.
-        early_stopping: Hold a part of every class out, stop when its loss no longer falls, keep the best epoch.
-        validation_fraction: The part that early stopping holds out; every class needs two samples or more.
-        patience: Epochs without a smaller loss after which early stopping stops.
+        early_stopping: Hold a part of every class out, stop when its loss has not fallen for `patience` epochs, and
+            keep the best epoch. Every class needs two samples or more.
+        validation_fraction, patience: Of early stopping.
         device: Of training: `cpu`, `cuda`, ..., or `auto` for an accelerator if there is one. The fitted network is
             on the CPU.
         random_state: Seed, generator or None, as everywhere in scikit-learn. Pitfall: fits in several threads at once
@@ -69,8 +69,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     Attributes:
         classes_: The labels, sorted; column j of logits and probabilities is classes_[j].
         module_: The network, in evaluation mode: raw features (n, n_features_in_) to logits (n, C).
-        n_features_in_: Number of features; `feature_names_in_` are their names, if X had names.
-        n_iter_: Epochs done.
+        n_features_in_, n_iter_: Number of features and of epochs done.
         loss_curve_: Mean training loss of every epoch, each batch measured before its step.
         validation_curve_: Loss of the held-out part after every epoch; None without early stopping.
 

@@ -14,7 +14,7 @@ from maxsep.heads import ETFHead, Head, MaxSeparationHead
 from maxsep.ops import adjoint, separate
 from maxsep.surgery.attach import update_num_classes
 from maxsep.surgery.fold import full_precision
-from maxsep.surgery.locate import find_heads, join, refuse_wrapped
+from maxsep.surgery.locate import find_heads, refuse_shared, refuse_wrapped, replace_everywhere
 
 Growable = MaxSeparationHead | ETFHead
 ROWS = ("weight", "bias")
@@ -58,9 +58,7 @@ def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.O
     if isinstance(model_or_head, Head):
         return grown[0]
     for (path, head), new in zip(heads, grown, strict=True):
-        for place, module in list(model_or_head.named_modules(remove_duplicate=False)):
-            if module is head:
-                model_or_head.set_submodule(place, new)
+        replace_everywhere(model_or_head, head, new)
         update_num_classes(model_or_head, path, head.num_classes, new.num_classes, keep_labels=True)
     return model_or_head
 
@@ -79,18 +77,8 @@ def _growable_heads(model: nn.Module) -> list[tuple[str, Growable]]:
     if len({head.num_classes for _, head in heads}) > 1:
         sizes = ", ".join(f"{path!r}: {head.num_classes}" for path, head in heads)
         raise ValueError(f"the heads must have the same number of classes, got {sizes}: grow one by itself")
-    _refuse_shared(model, [head for _, head in heads])
+    refuse_shared(model, [head for _, head in heads])
     return heads
-
-
-def _refuse_shared(model: nn.Module, heads: list[Growable]) -> None:
-    """Raise if a module other than the heads uses one of their parameters."""
-    inside = {module for head in heads for module in head.modules()}
-    parameters = {id(parameter) for head in heads for parameter in head.parameters()}
-    for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            if id(parameter) in parameters and module not in inside:
-                raise ValueError(f"a head shares a parameter with {join(path, name)!r}, which cannot grow with it")
 
 
 def _grow_all(heads: list[Growable], new_classes: int) -> list[Growable]:

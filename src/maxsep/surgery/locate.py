@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -59,6 +59,23 @@ def refuse_wrapped(model: nn.Module) -> None:
     """Raise if the model is wrapped: wrappers keep references to the old parameters and code."""
     if (inner := _wrapped(model)) is not None:
         raise ValueError(f"model must not be wrapped, got {type(model).__name__}: change its {type(inner).__name__}")
+
+
+def refuse_shared(model: nn.Module, heads: Sequence[Head]) -> None:
+    """Raise if a module other than these heads uses one of their parameters."""
+    inside = {module for head in heads for module in head.modules()}
+    parameters = {id(parameter) for head in heads for parameter in head.parameters()}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in parameters and module not in inside:
+                raise ValueError(f"a head shares a parameter with {join(path, name)!r}, which would be untied")
+
+
+def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Replace a module at all its places in a model."""
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old and path:
+            model.set_submodule(path, new)
 
 
 def join(*names: str) -> str:

@@ -25,15 +25,12 @@ OPTIONS = ("normalise", "reserved", "rotation")  # of heads: they change the log
 
 @dataclass(frozen=True)
 class Metadata:
-    """What was saved with the weights."""
+    """What was saved with the weights, see `save`; `radius` is the main head's, None for a folded model."""
 
     labels: tuple[str, ...] | None
-    """Names of the classes, in the order of the logits."""
     radius: float | None
-    """Radius of the main head; None for a model without one, such as a folded model."""
     preprocessing: Any
     threshold: float | None
-    """Detection score below which an input counts as unknown."""
     extra: Any
     maxsep_version: str
     torch_version: str
@@ -76,7 +73,7 @@ def save(
             raise ValueError(f"{name!r} must have values to be saved, got a tensor on the meta device")
     heads = _describe_heads(inner)
     if threshold is not None:
-        threshold = check_number("threshold", threshold, "a finite number", lambda _: True)
+        threshold = check_number("threshold", threshold, "a finite number")
     description = {
         "labels": _checked_labels(labels, heads),
         "radius": next((head["radius"] for head in heads.values()), None),

@@ -57,7 +57,7 @@ def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> nn.Module:
     match spec.loss:
         case "cross_entropy":
             smoothing = chosen["label_smoothing"]
-            check_number("label_smoothing", smoothing, "a number in [0, 1]", lambda value: 0 <= value <= 1)
+            check_number("label_smoothing", smoothing, "a number in [0, 1]")
             return nn.CrossEntropyLoss(label_smoothing=smoothing)
         case "squared_cosine":
             return SquaredCosineLoss()

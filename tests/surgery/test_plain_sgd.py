@@ -1,0 +1,149 @@
+"""A plain layer continues the training of the matrix: same logits in every later step."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.optim import lr_scheduler as schedules
+
+from maxsep import MaxSeparationHead
+from maxsep.heads import ControlHead, PlainHead
+from maxsep.surgery import to_plain_sgd
+
+STEPS = 60
+SCHEDULES = {
+    "none": lambda update: [],
+    "lambda": lambda update: [schedules.LambdaLR(update, lambda step: 0.98**step)],
+    "onecycle": lambda update: [schedules.OneCycleLR(update, 0.1, total_steps=STEPS)],
+    "restarts": lambda update: [schedules.CosineAnnealingWarmRestarts(update, 9)],
+    "two": lambda update: [schedules.StepLR(update, 20, 0.5), schedules.ExponentialLR(update, 0.99)],
+    "warm-up": lambda update: [
+        schedules.SequentialLR(
+            update, [schedules.LinearLR(update, 0.1, total_iters=10), schedules.CosineAnnealingLR(update, STEPS)], [15]
+        )
+    ],
+}
+
+
+class Training:
+    """A small network with the matrix, trained in float64 on two micro-batches a step."""
+
+    def __init__(self, *, radius=0.1, bias=True, order=None, schedule="none", groups="one", **options):
+        torch.manual_seed(0)
+        head = MaxSeparationHead(16, 7, radius, bias, class_order=order)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), head).double()
+        self.update = SGD(self.groups(groups), lr=0.05, **options)
+        self.schedulers = SCHEDULES[schedule](self.update)
+        self.x, self.target = torch.randn(12, 8, dtype=torch.float64), torch.randint(7, (12,))
+
+    def groups(self, kind):
+        body, head = self.model[:2], self.model[2]
+        if kind == "one":
+            return self.model.named_parameters()
+        if kind == "own":
+            return [{"params": body.parameters()}, {"params": head.parameters(), "lr": 0.2, "weight_decay": 0.03}]
+        by_dimension = {2: [], 1: []}
+        for parameter in self.model.parameters():
+            by_dimension[parameter.dim()].append(parameter)
+        return [{"params": by_dimension[2]}, {"params": by_dimension[1], "weight_decay": 0.0}]
+
+    def accumulate(self, rows):
+        F.cross_entropy(self.model(self.x[rows]), self.target[rows]).backward()
+
+    def finish(self):
+        self.update.step()
+        self.update.zero_grad()
+        for scheduler in self.schedulers:
+            scheduler.step()
+        return self.model(self.x).detach()
+
+
+def apart(before, **setting):
+    """Return the largest distance of logits in all steps after the change, and the changed training."""
+    ours, plain = Training(**setting), Training(**setting)
+    worst = 0.0
+    for step in range(STEPS - 1):
+        for training in (ours, plain):
+            training.accumulate(slice(0, 6))
+        if step == before:
+            plain.model = to_plain_sgd(plain.model, plain.update, *plain.schedulers)
+        for training in (ours, plain):
+            training.accumulate(slice(6, 12))
+        worst = max(worst, (ours.finish() - plain.finish()).abs().max().item())
+    assert type(plain.model[2]) is nn.Linear
+    assert plain.model[2].weight.mean(0).abs().max() < 1e-14
+    return worst, plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_decay": 0.01},
+        {"momentum": 0.9, "weight_decay": 0.01, "bias": False},
+        {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True, "groups": "own"},
+        {"momentum": 0.9, "weight_decay": 0.01, "dampening": 0.3, "groups": "no decay", "order": [3, 1, 0, 2, 6, 5, 4]},
+    ],
+)
+@pytest.mark.parametrize("radius", [0.1, 3.0])
+@pytest.mark.parametrize("before", [0, 20])
+def test_the_plain_layer_goes_on_alike(before, radius, options):
+    assert apart(before, radius=radius, **options)[0] <= 1e-12
+
+
+@pytest.mark.parametrize("groups", ["one", "own", "no decay"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_go_on_alike(schedule, groups):
+    worst, plain = apart(20, schedule=schedule, groups=groups, momentum=0.9, weight_decay=0.01)
+    assert worst <= 1e-12
+    trained = [parameter for group in plain.update.param_groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in trained} == {id(parameter) for parameter in plain.model.parameters()}
+    plain.update.load_state_dict(plain.update.state_dict())
+    assert all(len(s.get_last_lr()) == len(plain.update.param_groups) for s in plain.schedulers)
+
+
+def test_rate_and_decay_by_hand():
+    plain = Training(radius=0.1, weight_decay=0.01, groups="own")
+    to_plain_sgd(plain.model, plain.update)
+    k = 0.01 * 7 / 6
+    assert plain.update.param_groups[1]["lr"] == pytest.approx(0.2 * k)
+    assert plain.update.param_groups[1]["weight_decay"] == pytest.approx(0.03 / k)
+    assert (plain.update.param_groups[0]["lr"], plain.update.param_groups[0]["weight_decay"]) == (0.05, 0.01)
+
+
+def test_a_bare_head_and_a_head_at_two_places():
+    head = MaxSeparationHead(4, 3)
+    assert type(to_plain_sgd(head, SGD(head.parameters(), 0.1))) is nn.Linear
+    model = nn.ModuleDict({"a": head, "b": head})
+    to_plain_sgd(model, SGD(model.parameters(), 0.1))
+    assert model["a"] is model["b"]
+    assert type(model["a"]) is nn.Linear
+
+
+def refusals():
+    head = MaxSeparationHead(4, 3)
+    yield head, torch.optim.Adam(head.parameters()), [], "SGD"
+    yield head, type("SAM", (SGD,), {})(head.parameters(), 0.1), [], "SAM"
+    yield head, SGD(head.parameters(), 0.1, maximize=True), [], "maximize"
+    yield head, SGD([head.weight], 0.1), [], "bias"
+    update = SGD(head.parameters(), 0.1)
+    yield head, update, [schedules.CosineAnnealingLR(update, 10, eta_min=0.01)], "eta_min"
+    yield head, update, [schedules.ReduceLROnPlateau(update)], "ReduceLROnPlateau"
+    yield head, update, [], "schedulers"
+    yield head, update, [schedules.StepLR(SGD(head.parameters(), 0.1), 3)], "StepLR"
+    for other in (PlainHead(4, 3), ControlHead(4, 3), nn.Linear(4, 3)):
+        yield other, SGD(other.parameters(), 0.1), [], "MaxSeparationHead"
+    tied = nn.Sequential(nn.Linear(4, 2), MaxSeparationHead(4, 3))
+    tied[1].weight = tied[0].weight
+    yield tied, SGD(tied.parameters(), 0.1), [], "shares"
+    clipped = MaxSeparationHead(4, 3)
+    clipped.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    yield clipped, SGD(clipped.parameters(), 0.1), [], "weight"
+
+
+def test_what_cannot_go_on_alike_is_refused_and_unchanged():
+    for model, update, schedulers, word in refusals():
+        before = [dict(group) for group in update.param_groups]
+        with pytest.raises((TypeError, ValueError), match=word):
+            to_plain_sgd(model, update, *schedulers)
+        assert [dict(group) for group in update.param_groups] == before
