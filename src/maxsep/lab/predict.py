@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from maxsep.files import verify_folder
-from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
+from maxsep.lab.data.folder import IMAGE_SUFFIXES, decode
 from maxsep.lab.engine import load_model
 from maxsep.lab.engine.evaluate import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
@@ -258,10 +258,9 @@ def classify(
 def _classify(
     classifier: Classifier, paths: Sequence[Path], score: str, threshold: float | None, top: int
 ) -> Iterator[Prediction | Unreadable]:
-    reduced: list[Path] = []
     for start in range(0, len(paths), BATCH):
         part = paths[start : start + BATCH]
-        array, errors = decode(part, classifier.shape, reduced)
+        array, errors = decode(part, classifier.shape)
         array[list(errors)] = 0  # an unreadable file stays in the batch as a black image: no neighbour is shifted
         logits = classifier.logits(torch.from_numpy(array))
         scores = classifier.scores(score, logits).tolist()
@@ -274,4 +273,3 @@ def _classify(
             classes = tuple((classifier.labels[index], probability) for index, probability in pairs)
             unknown = None if threshold is None else not scores[row] >= threshold  # NaN is unknown
             yield Prediction(path, classes, scores[row], unknown)
-    warn_of_reduced(reduced)

@@ -10,8 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maxsep.lab.data.cifar import LAYOUTS
 from maxsep.lab.data.download import RemoteFile
+
+FORMS = {
+    "cifar10": (
+        "labels",
+        "label_names",
+        "cifar-10-batches-py",
+        "batches.meta",
+        (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+        10,
+    ),
+    "cifar100": ("fine_labels", "fine_label_names", "cifar-100-python", "meta", ("train", "test"), 100),
+}
 
 
 class Python2:
@@ -58,11 +69,11 @@ def cifar_batch():
     """A batch of n images whose first pixel is its number, labels counting round."""
 
     def make(name, n, start=0, **changes):
-        layout = LAYOUTS[name]
+        key, *_, classes = FORMS[name]
         data = np.random.default_rng(start).integers(0, 256, (n, 3072)).astype(np.uint8)
         data[:, 0] = np.arange(start, start + n) % 256
-        labels = [(start + i) % layout.num_classes for i in range(n)]
-        return {"batch_label": "a batch", layout.labels_key: labels, "data": data} | changes
+        labels = [(start + i) % classes for i in range(n)]
+        return {"batch_label": "a batch", key: labels, "data": data} | changes
 
     return make
 
@@ -73,14 +84,13 @@ def write_cifar(cifar_batch, python2_pickle):
 
     def write(root, name="cifar10", writer="python3"):
         dumps = python2_pickle if writer == "python2" else lambda value: pickle.dumps(value, protocol=2)
-        layout = LAYOUTS[name]
-        folder = root / layout.folder
+        _, names, folder, meta, parts, classes = FORMS[name]
+        folder = root / folder
         folder.mkdir(parents=True)
-        n = 2 * layout.num_classes // len(layout.train) if name == "cifar10" else 2 * layout.num_classes
-        for number, part in enumerate((*layout.train, *layout.test)):
+        for number, part in enumerate(parts):
+            n = classes if name == "cifar10" or part == "test" else 5 * classes
             (folder / part).write_bytes(dumps(cifar_batch(name, n, start=n * number)))
-        names = [f"class {i}" for i in range(layout.num_classes)]
-        (folder / layout.meta).write_bytes(dumps({layout.names_key: names}))
+        (folder / meta).write_bytes(dumps({names: [f"class {i}" for i in range(classes)]}))
         return folder
 
     return write

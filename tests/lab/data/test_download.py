@@ -1,30 +1,33 @@
-"""Downloads from a server that cuts off, lies, and serves something else."""
+"""Completing a data folder: resumed, never taken for good when wrong, once for two processes, whole after a kill."""
 
-import dataclasses
-import errno
+import hashlib
+import io
 import random
-import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.io import savemat
 
-from maxsep.lab.data.download import DownloadError, RemoteFile, download
+from maxsep.files import MANIFEST
+from maxsep.lab.data import Dataset, DownloadError
+from maxsep.lab.data.download import SOURCES, download, ensure
 
 CONTENT = random.Random(0).randbytes(300_000)
 
 
-def cut_after(server, size):
+def cut_after(size):
     """Close the connection after some bytes of each answer, while promising all of them."""
 
     def answer(handler, content):
         span = handler.headers.get("Range")
         start = int(span.removeprefix("bytes=").rstrip("-")) if span else 0
         handler.send_response(206 if start else 200)
-        if start:
-            handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         handler.send_header("Content-Length", str(len(content) - start))
         handler.end_headers()
         handler.wfile.write(content[start : start + size])
@@ -32,214 +35,125 @@ def cut_after(server, size):
     return answer
 
 
-def stop(done, total):
-    raise KeyboardInterrupt
-
-
 def ranges(server):
     return [span for _, span in server.requests]
 
 
-def test_plain_download_reports_progress_and_leaves_one_file(tmp_path, remote, visible):
-    seen = []
-    path = download(remote(CONTENT, "/a"), tmp_path / "new", progress=lambda *n: seen.append(n))
-    assert path == tmp_path / "new" / "data.bin"
+def test_a_plain_download(tmp_path, remote, server, visible):
+    seen, file = [], remote(CONTENT, "/a")
+    path = download(file, tmp_path, progress=lambda *n: seen.append(n))
     assert path.read_bytes() == CONTENT
-    assert visible(path.parent) == ["data.bin"]
     assert seen[-1] == (len(CONTENT), len(CONTENT))
-    assert not (path.parent / ".data.bin.part").exists()
-
-
-def test_good_file_is_not_fetched_again(tmp_path, remote, server):
-    file = remote(CONTENT, "/a")
-    download(file, tmp_path)
-    download(file, tmp_path)
+    assert download(file, tmp_path) == path
     assert len(server.requests) == 1
-
-
-def test_foreign_file_under_the_name_is_an_error(tmp_path, remote):
-    (tmp_path / "data.bin").write_bytes(b"other")
-    with pytest.raises(DownloadError, match=r"data.bin is not the official file \(5 bytes instead of 300000\). Delete"):
-        download(remote(CONTENT, "/a"), tmp_path)
+    assert visible(tmp_path) == ["data.bin"]
+    path.write_bytes(b"other")
+    with pytest.raises(ValueError, match="5 bytes instead of 300000"):
+        download(file, tmp_path)
 
 
 def test_cut_connections_are_resumed(tmp_path, remote, server):
     file = remote(CONTENT, "/a")
-    server.faults["/a"] = cut_after(server, 100_000)
+    server.faults["/a"] = cut_after(100_000)
     assert download(file, tmp_path).read_bytes() == CONTENT
     assert ranges(server) == [None, "bytes=100000-", "bytes=200000-"]
 
 
-def test_interrupted_download_is_continued_by_a_later_call(tmp_path, remote, server, visible):
-    file = remote(CONTENT, "/a")
-    server.faults["/a"] = cut_after(server, 100_000)
+def test_a_later_call_and_another_mirror_continue(tmp_path, remote, server, visible, monkeypatch):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maxsep.lab.data.download._CONNECTIONS", 10)
+    file = remote(CONTENT, "/slow", "/good")
+    server.faults["/slow"] = cut_after(500)
     with pytest.raises(KeyboardInterrupt):
         download(file, tmp_path, progress=stop)
     assert visible(tmp_path) == []
-    server.faults.clear()
     assert download(file, tmp_path).read_bytes() == CONTENT
-    assert ranges(server)[1].startswith("bytes=")
-
-
-def test_server_that_ignores_ranges_restarts(tmp_path, remote, server):
-    file = remote(CONTENT, "/a")
-    (tmp_path / ".data.bin.part").write_bytes(b"x" * 1000)
-    server.faults["/a"] = lambda handler, content: server.send_file(handler, content, status=200, body=content)
-    assert download(file, tmp_path).read_bytes() == CONTENT
-    assert ranges(server) == ["bytes=1000-"]
+    assert ranges(server)[1] == "bytes=500-"
+    assert server.requests[-1] == ("/good", "bytes=5500-")
 
 
 @pytest.mark.parametrize("left", [b"x" * 1000, b"x" * 300_000, b"x" * 300_500], ids=["short", "full", "long"])
-def test_wrong_leftover_is_thrown_away(tmp_path, remote, left):
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_wrong_leftover_is_thrown_away(tmp_path, remote, server, left, has_ranges):
     (tmp_path / ".data.bin.part").write_bytes(left)
+    if not has_ranges:
+        server.faults["/a"] = lambda handler, content: server.send_file(handler, content, status=200, body=content)
     assert download(remote(CONTENT, "/a"), tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("length", [299_999, 300_001, 5_000_000_000, 0])
-def test_server_that_lies_about_the_length_is_left_for_the_next(tmp_path, remote, server, length):
-    file = remote(CONTENT, "/liar", "/good")
-    server.faults["/liar"] = lambda handler, content: server.send_file(handler, content, length=length)
-    assert download(file, tmp_path).read_bytes() == CONTENT
-    assert server.requests[-1][0] == "/good"
+def endless(handler, content):
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        while True:
+            handler.wfile.write(bytes(1 << 16))
+    except OSError:
+        handler.close_connection = True
 
 
-def test_endless_answer_is_cut_at_the_known_size(tmp_path, remote, server):
-    file = remote(CONTENT, "/endless", "/good")
-
-    def endless(handler, content):
-        handler.send_response(200)
-        handler.end_headers()
-        try:
-            while True:
-                handler.wfile.write(bytes(1 << 16))
-        except OSError:
-            handler.close_connection = True
-
-    server.faults["/endless"] = endless
-    assert download(file, tmp_path).read_bytes() == CONTENT
-
-
-def html(server, kind):
-    page = b"<!DOCTYPE html><html>please log in</html>"
-    return lambda handler, content: server.send_file(handler, content, body=page, length="none", kind=kind)
+def page(handler, content):
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/html")
+    handler.end_headers()
+    handler.wfile.write(b"<html>please log in</html>")
 
 
 WRONG = {
-    "HTML page": (lambda s: html(s, "text/html"), "HTML page instead of the file"),
-    "HTML as data": (lambda s: html(s, "application/gzip"), "HTML page instead of the file"),
-    "short": (
-        lambda s: lambda handler, content: s.send_file(handler, content, status=200, body=b"no", length="none"),
-        "connection closed after 2 of 300000 bytes",
-    ),
-    "another file": (
-        lambda s: lambda handler, content: s.send_file(handler, content[::-1]),
-        r"SHA-256 \w{64} instead of \w{64}",
-    ),
-    "404": (lambda s: lambda handler, content: handler.send_error(404), "HTTP 404"),
-    "503": (lambda s: lambda handler, content: handler.send_error(503), "HTTP Error 503"),
-    "closes at once": (lambda s: lambda handler, content: handler.connection.close(), "RemoteDisconnected|Error"),
+    "page": page,
+    "endless": endless,
+    "another file": lambda handler, content: handler.server.send(handler, content[::-1]),
+    "404": lambda handler, content: handler.send_error(404),
+    "closes at once": lambda handler, content: handler.connection.close(),
 }
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_content_is_never_taken_for_good(tmp_path, remote, server, visible, case):
-    make, message = WRONG[case]
     file = remote(CONTENT, "/bad")
-    server.faults["/bad"] = make(server)
-    with pytest.raises(DownloadError, match=message) as caught:
-        download(file, tmp_path)
-    assert visible(tmp_path) == []
-    for part in ("Without a network", "300000 bytes", file.sha256, str(tmp_path / "data.bin"), "/bad"):
-        assert part in str(caught.value)
-    server.faults.clear()  # and once the server is well again, so is the download
-    assert download(file, tmp_path).read_bytes() == CONTENT
-
-
-def test_trickling_mirror_is_given_up(tmp_path, remote, server, monkeypatch):
-    monkeypatch.setattr("maxsep.lab.data.download._MAX_CONNECTIONS", 10)
-    file = remote(CONTENT, "/slow", "/good")
-    server.faults["/slow"] = cut_after(server, 5)
-    assert download(file, tmp_path).read_bytes() == CONTENT
-    assert ranges(server)[-1] == "bytes=50-", "the good mirror goes on where the slow one stopped"
-
-
-def test_dead_mirror_is_followed_by_a_good_one(tmp_path, remote):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{unused.getsockname()[1]}/a"
-        file = remote(CONTENT, "/a")
-        file = dataclasses.replace(file, urls=(dead, "ftp://nowhere/a", *file.urls))
-        assert download(file, tmp_path).read_bytes() == CONTENT
-
-
-def test_offline_message_lists_every_mirror(tmp_path):
-    file = RemoteFile("x.tar.gz", 5, "0" * 64, ("file:///etc/passwd", "http://127.0.0.1:9/x"))
+    server.http.send = server.send_file
+    server.faults["/bad"] = WRONG[case]
     with pytest.raises(DownloadError) as caught:
-        download(file, tmp_path, timeout=2)
-    text = str(caught.value)
-    assert "file:///etc/passwd: only http and https" in text
-    assert "http://127.0.0.1:9/x: URLError" in text
-    assert f"put it at {tmp_path / 'x.tar.gz'}" in text
-
-
-def test_published_md5_is_checked_too(tmp_path, remote):
-    file = dataclasses.replace(remote(CONTENT, "/a"), md5="0" * 32)
-    with pytest.raises(DownloadError, match=r"MD5 \w{32} instead of 0{32}"):
-        download(file, tmp_path)
-
-
-def test_full_disk_says_how_much_is_needed(tmp_path, remote, visible):
-    def full(done, total):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(DownloadError, match=r"No space left on device. data.bin needs 300000 bytes"):
-        download(remote(CONTENT, "/a"), tmp_path, progress=full)
+        download(replace(file, urls=("http://127.0.0.1:9/x", *file.urls)), tmp_path, timeout=2)
     assert visible(tmp_path) == []
+    for part in ("300000 bytes", file.sha256, str(tmp_path / "data.bin"), "/bad", "127.0.0.1:9/x", "MAXSEP_MIRRORS"):
+        assert part in str(caught.value)
+    server.files["/good"] = CONTENT
+    assert download(replace(file, urls=(*file.urls, server.url("/good"))), tmp_path).read_bytes() == CONTENT
 
 
-HTML = b"<html>Sign in to this network</html>".ljust(len(CONTENT))
+def test_a_full_disk_is_no_matter_of_mirrors(tmp_path, remote, monkeypatch):
+    def full(done, total):
+        raise OSError(28, "No space left on device")
 
-
-@pytest.mark.parametrize("wrong", [b"other" * 60_000, HTML], ids=["another file", "a page"])
-def test_a_download_in_vain_removes_the_folders_it_made_and_no_others(tmp_path, remote, server, wrong):
-    file = remote(CONTENT, "/a")
-    server.files["/a"] = wrong
-    (tmp_path / "mine").mkdir()
-    for folder in (tmp_path / "new" / "deep", tmp_path / "mine", tmp_path / "mine" / "new"):
-        with pytest.raises(DownloadError):
-            download(file, folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".data.bin.lock"]
-
-
-def test_what_has_arrived_keeps_its_new_folder(tmp_path, remote, server):
-    file = remote(CONTENT, "/a")
-    server.faults["/a"] = cut_after(server, 100_000)
-    with pytest.raises(KeyboardInterrupt):
-        download(file, tmp_path / "new", progress=stop)
-    assert (tmp_path / "new" / ".data.bin.part").stat().st_size > 0
+    with pytest.raises(OSError, match="No space left") as caught:
+        download(remote(CONTENT, "/a"), tmp_path, progress=full)
+    assert not isinstance(caught.value, DownloadError)
 
 
 FETCH = """
 import sys
 from pathlib import Path
-from maxsep.lab.data.download import RemoteFile, download
+from maxsep.lab.data import download
 name, size, sha256, url, folder = sys.argv[1:]
+file = download.RemoteFile(name, int(size), sha256, (url,))
+download.SOURCES["svhn"] = download.Source("svhn", (file,), is_archive=False)
 print("ready", flush=True)
-print(download(RemoteFile(name, int(size), sha256, (url,)), Path(folder)))
+download.ensure("svhn", Path(folder), fetch=True)
 """
 
 
 @pytest.fixture
 def command(tmp_path, remote):
-    """The command that downloads in a process of its own."""
+    """The command that completes a data folder in a process of its own."""
     file = remote(CONTENT, "/a")
     return [sys.executable, "-c", FETCH, file.name, str(file.size), file.sha256, file.urls[0], str(tmp_path)]
 
 
-def test_two_processes_download_once(tmp_path, command, server, visible):
-    both_run, cut = threading.Event(), cut_after(server, 60_000)
+def test_two_processes_download_once(tmp_path, command, server):
+    both_run, cut = threading.Event(), cut_after(60_000)
 
     def answer(handler, content):
         both_run.wait(60)
@@ -250,15 +164,12 @@ def test_two_processes_download_once(tmp_path, command, server, visible):
     assert [process.stdout.readline() for process in both] == [b"ready\n"] * 2
     time.sleep(0.3)  # time enough for a process that does not wait to ask the server too
     both_run.set()
-    outputs = [process.communicate(timeout=120)[0].decode().strip() for process in both]
-    assert outputs == [str(tmp_path / "data.bin")] * 2
-    assert [process.returncode for process in both] == [0, 0]
-    assert (tmp_path / "data.bin").read_bytes() == CONTENT
-    assert visible(tmp_path) == ["data.bin"]
+    assert [process.communicate(timeout=120) and process.returncode for process in both] == [0, 0]
+    assert (tmp_path / "svhn" / "data.bin").read_bytes() == CONTENT
     assert len(server.requests) == 5, "the second process waited and fetched nothing"
 
 
-def test_killed_download_shows_nothing_and_is_continued(tmp_path, command, remote, server, visible):
+def test_a_killed_download_shows_nothing_and_is_continued(tmp_path, command, server, visible):
     sent, over = threading.Event(), threading.Event()
 
     def hang(handler, content):
@@ -279,6 +190,107 @@ def test_killed_download_shows_nothing_and_is_continued(tmp_path, command, remot
     over.set()
     assert visible(tmp_path) == []
     server.faults.clear()
-    assert download(remote(CONTENT, "/a"), tmp_path).read_bytes() == CONTENT
-    assert visible(tmp_path) == ["data.bin"]
+    (tmp_path / ".svhn.tmp-1").mkdir()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    assert visible(tmp_path) == ["svhn"]
+    assert not (tmp_path / ".svhn.tmp-1").exists(), "what a killed process left is removed"
     assert ranges(server)[-1].startswith("bytes="), "what had arrived was kept"
+
+
+@pytest.fixture
+def official(tmp_path, write_cifar, server, monkeypatch):
+    """Let a tiny archive be the official CIFAR-10, on the server and in the table."""
+    folder = write_cifar(tmp_path / "source")
+    with tarfile.open(tmp_path / "archive", "w:gz") as tar:
+        tar.add(folder, arcname=folder.name)
+    content = (tmp_path / "archive").read_bytes()
+    return publish("cifar10", content, server, monkeypatch)
+
+
+def publish(dataset, content, server, monkeypatch):
+    [file] = SOURCES[dataset].files
+    server.files[f"/{file.name}"] = content
+    file = replace(
+        file, size=len(content), sha256=hashlib.sha256(content).hexdigest(), urls=(server.url(f"/{file.name}"),)
+    )
+    monkeypatch.setitem(SOURCES, dataset, replace(SOURCES[dataset], files=(file,)))
+    return content
+
+
+def test_download_unpack_and_read(tmp_path, official, server, visible):
+    root = tmp_path / "data"
+    assert len(Dataset.parse("cifar10").read(root, download=True).train) == 50
+    assert visible(root) == ["cifar-10-batches-py", "cifar-10-python.tar.gz"]
+    assert (root / "cifar-10-batches-py" / MANIFEST).is_file()
+    Dataset.parse("cifar10").read(root, download=True)
+    assert len(server.requests) == 1
+
+
+def test_an_archive_put_there_by_hand_is_unpacked_only_if_it_is_the_official_one(tmp_path, official, server):
+    root = tmp_path / "data"
+    root.mkdir()
+    for wrong in (official[:-100], bytes([official[0] ^ 1]) + official[1:]):
+        (root / "cifar-10-python.tar.gz").write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz"):
+            Dataset.parse("cifar10").read(root)
+        assert not (root / "cifar-10-batches-py").exists()
+    (root / "cifar-10-python.tar.gz").write_bytes(official)
+    assert len(Dataset.parse("cifar10").read(root).test) == 10
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cifar-10-batches-py/../../evil", tarfile.REGTYPE),
+        ("/tmp/cifar-10-batches-py/evil", tarfile.REGTYPE),
+        ("cifar-10-batches-py/link", tarfile.SYMTYPE),
+    ],
+)
+def test_an_archive_writes_nothing_outside_its_folder(tmp_path, server, monkeypatch, name, kind):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, "/etc/passwd"
+        tar.addfile(info)
+    publish("cifar10", stream.getvalue(), server, monkeypatch)
+    ensure("cifar10", tmp_path / "deep" / "data", fetch=True)
+    names = {path.name for path in tmp_path.rglob("*") if not path.name.startswith(".")}
+    assert names <= {"deep", "data", "cifar-10-python.tar.gz", "cifar-10-batches-py", MANIFEST, "evil"}
+    assert not (tmp_path / "evil").exists()
+    assert not (tmp_path / "deep" / "evil").exists()
+
+
+def test_own_mirrors_come_first(tmp_path, official, server, monkeypatch):
+    server.files["/mirror/cifar-10-python.tar.gz"] = official
+    monkeypatch.setenv("MAXSEP_MIRRORS", f"{server.url('/none')} {server.url('/mirror/')}")
+    Dataset.parse("cifar10").read(tmp_path / "data", download=True)
+    assert [path.split("/")[1] for path, _ in server.requests] == ["none", "mirror"]
+
+
+@pytest.mark.parametrize("by_hand", [(), ("test_32x32.mat",)])
+def test_svhn_is_downloaded_file_by_file(tmp_path, server, monkeypatch, by_hand):
+    files, root = [], tmp_path / "data"
+    (root / "svhn").mkdir(parents=True) if by_hand else None
+    for file in SOURCES["svhn"].files:
+        digits = (np.arange(20) % 10 + 1).astype(np.uint8)[:, None]
+        savemat(tmp_path / file.name, {"X": np.zeros((32, 32, 3, 20), np.uint8), "y": digits})
+        server.files[f"/{file.name}"] = content = (tmp_path / file.name).read_bytes()
+        sha256, url = hashlib.sha256(content).hexdigest(), server.url(f"/{file.name}")
+        files.append(replace(file, size=len(content), sha256=sha256, urls=(url,)))
+        if file.name in by_hand:
+            (root / "svhn" / file.name).write_bytes(content)
+    monkeypatch.setitem(SOURCES, "svhn", replace(SOURCES["svhn"], files=tuple(files)))
+    assert len(Dataset.parse("svhn").read(root, download=True).test) == 20
+    assert (root / "svhn" / MANIFEST).is_file() == (not by_hand)
+    assert len(server.requests) == 2 - len(by_hand)
+
+
+@pytest.mark.parametrize("dataset", SOURCES)
+def test_missing_data_say_what_to_put_where(tmp_path, dataset, write_cifar):
+    for root in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match="--download") as caught:
+            Dataset.parse(dataset).read(root)
+        assert all(file.name in str(caught.value) for file in SOURCES[dataset].files)
+    with pytest.raises(FileNotFoundError, match=f"parent, {tmp_path}"):
+        Dataset.parse(dataset).read(write_cifar(tmp_path, "cifar100") / ".." / "svhn")

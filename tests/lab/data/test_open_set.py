@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from maxsep.lab.data import Dataset, ImageSet, Splits, load_outliers
-from maxsep.lab.data.open_set import SPLITS, OpenSetSplit, keep_classes, known_classes
-from maxsep.lab.data.open_set_splits import KNOWN, UNKNOWN_OF_CIFAR100
+from maxsep.lab.data.open_set import KNOWN, SPLITS, UNKNOWN_OF_CIFAR100, OpenSetSplit, keep_classes, known_classes
 
 COUNTS = {
     "svhn": (
@@ -91,12 +90,12 @@ def test_splits_are_read_from_the_files_of_their_sources(tmp_path, write_cifar):
     assert data.name == "osr_cifar+_0"
     assert data.train.classes == ("class 4", "class 7", "class 9", "class 1")
     assert data.test.shape == (3, 32, 32)
-    assert len(load_outliers("cifar+50", tmp_path, like="osr_cifar+_0")) == 100
+    assert len(load_outliers("cifar+50", tmp_path, like="osr_cifar+_0")) == 50
     unknown = load_outliers("unknown", tmp_path, like="osr_cifar10_0")
     test = Dataset.parse("cifar10").read(tmp_path).test
     assert torch.equal(unknown.images, test.images[torch.isin(test.labels, torch.tensor([2, 3, 5, 8]))])
 
 
 def test_no_image_of_the_classes():
-    with pytest.raises(ValueError, match=r"there is no image of the classes 1. Check that the data was read whole"):
+    with pytest.raises(ValueError, match="images"):
         keep_classes(images([2, 0]), [1])

@@ -197,16 +197,6 @@ def test_batches_and_unreadable_files_change_no_other_prediction(classifier, pat
     assert [item.score for item in whole if isinstance(item, Prediction)] == pytest.approx(alone, abs=1e-5)
 
 
-def test_images_of_16_bits_are_warned_of_once_over_all_batches(classifier, monkeypatch, tmp_path):
-    monkeypatch.setattr(predict, "BATCH", 2)
-    deep = [tmp_path / f"{i}.ppm" for i in range(5)]
-    for path in deep:
-        path.write_bytes(b"P6 8 8 65535 " + bytes(8 * 8 * 3 * 2))
-    with pytest.warns(UserWarning, match="8 bits") as caught:
-        assert len(list(classify(classifier, deep))) == 5
-    assert len(caught) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "name"), [({"score": "odin"}, "odin"), ({"threshold": math.nan}, "threshold"), ({"top": 0}, "top")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Hashable
@@ -11,15 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from maxsep.lab.data import imagenet
-from maxsep.lab.data.cifar import LAYOUTS, load_cifar
-from maxsep.lab.data.digits import load_digits
-from maxsep.lab.data.download import Progress
-from maxsep.lab.data.folder import list_folder, own_test, read_folder
+from maxsep.lab.data.download import SOURCES, Progress, ensure
+from maxsep.lab.data.folder import decoded_folder, list_folder, own_test, read_folder, read_imagenet
 from maxsep.lab.data.images import ImageSet, Splits
+from maxsep.lab.data.official import read_digits, read_official
 from maxsep.lab.data.open_set import OpenSetSplit, known_classes
-from maxsep.lab.data.sources import ensure
-from maxsep.lab.data.svhn import load_svhn
 
 ROOT_VARIABLE = "MAXSEP_DATA"
 FOLDER = "folder:"
@@ -176,7 +173,7 @@ class Dataset:
     @property
     def is_imagenet(self) -> bool:
         """Whether this is ImageNet or ImageNet-LT."""
-        return self.source in imagenet.NAMES
+        return self.source in ("imagenet", "imagenet_lt")
 
     @property
     def test_description(self) -> str:
@@ -220,9 +217,12 @@ class Dataset:
         try:
             if self.is_own:
                 return list_folder(find_folder(self.path, root)).fingerprint
-            return imagenet.imagenet_files(self.source, self.size, self._root(root)) if self.is_imagenet else None
+            if self.is_imagenet:
+                path = decoded_folder(self.source, self._root(root), self.size) / "splits.json"
+                return str(json.loads(path.read_text(encoding="utf-8"))["fingerprint"])
         except (OSError, ValueError):
-            return None
+            pass
+        return None
 
     def read(
         self, root: str | Path | None = None, *, download: bool = False, progress: Progress | None = None
@@ -254,18 +254,16 @@ class Dataset:
             return lambda: known_classes(split, reader()), state
         if self.is_own:
             listing = list_folder(find_folder(self.path, root))
-            state = (listing.folder.resolve(), listing.fingerprint, listing.newest)
+            state = (listing.folder.resolve(), listing.state)
             return lambda: read_folder(listing, self.size, name=self.name), state
         if self.source == "digits":
-            return load_digits, None
+            return read_digits, None
         base = self._root(root)
         if self.is_imagenet:
-            kept = (base, imagenet.imagenet_files(self.source, self.size, base))
-            return lambda: imagenet.load_imagenet(self.name, self.source, base, self.size, progress=progress), kept
+            state = _stat(decoded_folder(self.source, base, self.size))
+            return lambda: read_imagenet(self.name, self.source, base, self.size, progress), state
         ensure(self.source, base, fetch=download, progress=progress)
-        if self.source == "svhn":
-            return lambda: load_svhn(base), _stat(base / "svhn")
-        return lambda: load_cifar(self.source, base), _stat(base / LAYOUTS[self.source].folder)
+        return lambda: read_official(self.source, base), _stat(base / SOURCES[self.source].folder)
 
     def _root(self, root: str | Path | None) -> Path:
         return data_root(self.name, root)
@@ -343,6 +341,6 @@ def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
 
 
 def _stat(folder: Path) -> Hashable:
-    """Return where a folder is, and the names, sizes and times of its files."""
-    files = sorted((path.name, path.stat()) for path in folder.iterdir())
+    """Return where a folder is, and the names, sizes and times of its files, if there are any."""
+    files = sorted((path.name, path.stat()) for path in folder.iterdir()) if folder.is_dir() else []
     return folder.resolve(), tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)

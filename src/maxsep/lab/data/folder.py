@@ -1,29 +1,45 @@
-"""A user's own images: a folder with one sub-folder per class."""
+"""Pictures: folders of class folders, ImageNet and its lists; listing, decoding, and images decoded once."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
-from maxsep.lab.data.decode import IMAGE_SUFFIXES, decode, warn_of_reduced
+from maxsep.files import verify_folder, write_folder
+from maxsep.lab.data.download import Progress
 from maxsep.lab.data.images import ImageSet, Splits, held_counts, hold_out, labels_of
 
 Unreadable = dict[Path, ValueError]
-"""Files that were left out, and why; the reason is a sentence that names the file."""
-SIZE = 32
-TEST_FRACTION = 0.2
-SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
-"""Names of splits, of which train, test and val are understood; a folder with no others is not one of classes."""
+"""Files that were left out, each with an error that names it."""
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
 IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
-_LISTINGS: ContextVar[dict[Path, Listing] | None] = ContextVar("listings", default=None)
+SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
+"""Names of splits; a folder that has nothing else is not a folder of classes."""
+COLOURS = {1: "L", 3: "RGB"}
+"""Pillow's mode by number of channels."""
+TEST_FRACTION = 0.2
+VERIFIED_BYTES = 10 << 30
+"""Decoded files up to this size are hashed whenever they are opened."""
+_BLOCK = 1024
+_CACHED = ("splits.json", "test.npy", "train.npy")
 
 
 @dataclass(frozen=True)
@@ -43,15 +59,25 @@ class Pictures:
         """Files of every class."""
         return [len(paths) for paths in self.by_class]
 
+    def read(self, size: int) -> ImageSet:
+        """Read all files into memory as RGB images of size x size; one that cannot be read is an error."""
+        return ImageSet(_read_files(self.files, size), labels_of(self.counts), self.classes)
+
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The picture files of a folder, and their fingerprint."""
+    """The picture files of a dataset, and their fingerprint."""
 
     folder: Path
     train: Pictures
     test: Pictures | None
     """None: a fifth of every class is held out of `train`."""
+
+    def __post_init__(self) -> None:
+        """Refuse splits of different classes."""
+        if self.test is not None and self.train.classes != self.test.classes:
+            odd = sorted({*self.train.classes} ^ {*self.test.classes})[0]
+            raise ValueError(f"{self.folder}: class {odd!r} is only in one of the training and the test folder.")
 
     @property
     def train_counts(self) -> list[int]:
@@ -66,21 +92,20 @@ class Listing:
         It stays where the folder is moved or renamed, and where text files come and go. A picture that is replaced by
         one of the same name and of as many bytes is not noticed.
         """
-        return self._stat[0]
-
-    @property
-    def newest(self) -> int:
-        """The latest time at which a file was changed, in nanoseconds."""
-        return self._stat[1]
+        return self.state[0]
 
     @functools.cached_property
-    def _stat(self) -> tuple[str, int]:
+    def state(self) -> tuple[str, int]:
+        """The fingerprint, and the latest time at which a file was changed, in nanoseconds."""
         digest, newest = hashlib.sha256(), 0
         for path in (path for split in (self.train, self.test) if split for path in split.files):
             name, stat = path.relative_to(self.folder).as_posix().encode("utf-8", "surrogateescape"), path.stat()
             digest.update(name + b"\0%d\0" % stat.st_size)
             newest = max(newest, stat.st_mtime_ns)
         return digest.hexdigest()[:12], newest
+
+
+_LISTINGS: ContextVar[dict[Path, Listing] | None] = ContextVar("listings", default=None)
 
 
 @contextlib.contextmanager
@@ -101,58 +126,31 @@ def list_folder(folder: Path) -> Listing:
     it. A class without images, or a file of an unknown kind, is an error. Passed over are only hidden files, text files
     (.txt, .csv, .json, .md, .xml, ...), README, LICENSE, Thumbs.db and desktop.ini.
     """
-    kept = _LISTINGS.get()
-    key = folder.absolute()
+    kept, key = _LISTINGS.get(), folder.absolute()
     if kept is not None and key in kept:
         return kept[key]
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder with one sub-folder per class.")
     own = own_test(folder)
     train = _list_split(folder if own is None else folder / "train")
-    test = None if own is None else _list_split(own)
-    if test is not None and train.classes != test.classes:
-        odd = sorted(set(train.classes) ^ set(test.classes))[0]
-        raise ValueError(
-            f"class {odd!r} is only in one of {folder / 'train'} and {own}. Both must have the same class folders."
-        )
-    listing = Listing(folder, train, test)
+    listing = Listing(folder, train, None if own is None else _list_split(own))
     if kept is not None:
         kept[key] = listing
     return listing
 
 
-def read_folder(listing: Listing, size: int = SIZE, *, name: str | None = None) -> Splits:
-    """Read listed pictures into memory as RGB images of size x size.
-
-    Without a test split a fifth of every class is set aside for testing, by a fixed seed. The shorter side is scaled to
-    `size` (bicubic) and the centre cut out. An image that cannot be read is an error.
-    """
-    name = f"folder:{listing.folder}" if name is None else name
-    for label, count in enumerate(listing.train.counts):
-        if listing.test is None and count < 2:
-            raise ValueError(
-                f"{listing.folder / listing.train.classes[label]} has only {count} image; a class needs 2, one to "
-                "train and one to test. Add images or remove the class."
-            )
-    reduced: list[Path] = []
-    train = _read_split(listing.train, size, reduced)
-    test = None if listing.test is None else _read_split(listing.test, size, reduced)
-    warn_of_reduced(reduced)
-    if test is None:
-        kept, held = hold_out(train.labels, TEST_FRACTION, seed=0)
-        train, test = train.subset(kept), train.subset(held)
-    return Splits(name, train, test, fingerprint=listing.fingerprint)
-
-
 def own_test(folder: Path) -> Path | None:
-    """Find the test split that a folder brings along, `test/` or `val/` beside `train/`; None if it has none.
-
-    Then its sub-folders are the classes, and `read_folder` sets a fifth of each aside for testing.
-    """
+    """Find the test split that a folder brings along, `test/` or `val/` beside `train/`; None if it has none."""
     parts = {path.name for path in _visible(folder) if path.is_dir()}
     tests = sorted(parts & {"test", "val"})
     if "train" not in parts or not tests:
-        _check_not_half(folder, parts)
+        if parts and parts <= SPLITS:
+            names = " and ".join(f"{name}/" for name in sorted(parts))
+            missing = "test/ or val/" if "train" in parts else "train/"
+            raise ValueError(
+                f"{folder} has {names} but no {missing}. Add it: train/ and one of test/ and val/ hold the same class "
+                f"folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for testing."
+            )
         return None
     if len(tests) > 1:
         raise ValueError(f"{folder} has train/, test/ and val/. Hide one of the last two (rename val to .val).")
@@ -161,111 +159,236 @@ def own_test(folder: Path) -> Path | None:
     return folder / tests[0]
 
 
-def _check_not_half(folder: Path, parts: set[str]) -> None:
-    """Refuse a folder that has splits and nothing else, but not those that belong together."""
-    if parts and parts <= SPLITS:
-        there = " and ".join(f"{name}/" for name in sorted(parts))
-        lacking = "test/ or val/" if "train" in parts else "train/"
-        raise ValueError(
-            f"{folder} has {there} but no {lacking}. Add (or rename) it: train/ and one of test/ and val/ hold the "
-            f"same class folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for "
-            "testing."
-        )
+def list_imagenet(source: str, root: Path) -> Listing:
+    """List ImageNet (`imagenet/train/CLASS`, tested on `imagenet/val/CLASS`), or the part that ImageNet-LT names.
+
+    The lists `imagenet-lt/ImageNet_LT_{train,test}.txt` are those of Liu et al., Large-scale long-tailed recognition in
+    an open world, CVPR 2019: a path below `imagenet/` and a label a line.
+    """
+    pictures = root / "imagenet"
+    for folder in (pictures / "train", pictures / "val"):
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{source} is not in {root}: {folder} is no folder. See image-net.org for access.")
+    if source == "imagenet":
+        return Listing(pictures, _list_split(pictures / "train"), _list_split(pictures / "val"))
+    lists = [_read_list(root / "imagenet-lt" / f"ImageNet_LT_{part}.txt", pictures) for part in ("train", "test")]
+    names = {label: path.parent.name for path, label in lists[0]}
+    if sorted(names) != list(range(len(names))) or not {label for _, label in lists[1]} <= set(names):
+        raise ValueError(f"{root / 'imagenet-lt'}: the labels must be 0 to {len(names) - 1}, all in the train list.")
+    by_class: list[list[list[Path]]] = [[[] for _ in names] for _ in lists]
+    for paths, entries in zip(by_class, lists, strict=True):
+        for path, label in entries:
+            paths[label].append(path)
+    train, test = (Pictures(tuple(names[i] for i in range(len(names))), tuple(map(tuple, paths))) for paths in by_class)
+    return Listing(pictures, train, test)
+
+
+def _read_list(path: Path, pictures: Path) -> list[tuple[Path, int]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"imagenet_lt needs the published list {path}.")
+    matches = [re.fullmatch(r"(\S.*)\s+(\d+)", line.strip()) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not matches or None in matches:
+        raise ValueError(f"{path} must have a path and a label in every line.")
+    return [(pictures / match[1], int(match[2])) for match in matches if match]
+
+
+def read_folder(listing: Listing, size: int, *, name: str) -> Splits:
+    """Read listed pictures into memory; without a test split a fifth of every class is set aside by a fixed seed."""
+    if listing.test is None and min(listing.train.counts) < 2:
+        odd = listing.train.classes[listing.train.counts.index(1)]
+        raise ValueError(f"{listing.folder / odd} has one image; a class needs 2, one to train and one to test.")
+    train = listing.train.read(size)
+    if listing.test is not None:
+        return Splits(name, train, listing.test.read(size), fingerprint=listing.fingerprint)
+    kept, held = hold_out(train.labels, TEST_FRACTION, seed=0)
+    return Splits(name, train.subset(kept), train.subset(held), fingerprint=listing.fingerprint)
+
+
+def read_imagenet(name: str, source: str, root: Path, size: int, progress: Progress | None = None) -> Splits:
+    """Read ImageNet or ImageNet-LT as RGB images of size x size, decoded at the first call.
+
+    From then on the folder `decoded/SOURCE-SIZE` is the dataset: the pictures are not opened again, and need not be
+    there. To decode anew, delete it. The images are mapped into memory: writing to them ends the process.
+    """
+    folder = decoded_folder(source, root, size)
+    if not folder.is_dir():
+        listing = list_imagenet(source, root)
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            for left in folder.parent.glob(f".{folder.name}.tmp-*"):  # of a process that was killed: the lock is ours
+                shutil.rmtree(left)
+            if not folder.is_dir():  # no other process made it in the meantime
+                write_folder(folder, lambda new: _decode_into(new, listing, size, progress))
+    if sum((folder / part).stat().st_size for part in _CACHED) <= VERIFIED_BYTES:
+        verify_folder(folder, _CACHED)
+    facts = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
+    train, test = (_map(folder / f"{part}.npy", facts["classes"], facts[part]) for part in ("train", "test"))
+    return Splits(name, train, test, fingerprint=facts["fingerprint"])
+
+
+def decoded_folder(source: str, root: Path, size: int) -> Path:
+    """Return the folder of ImageNet's decoded images; it may not exist."""
+    return root / "decoded" / f"{source}-{size}"
+
+
+def _decode_into(folder: Path, listing: Listing, size: int, progress: Progress | None) -> None:
+    assert listing.test is not None
+    splits = {"train": listing.train, "test": listing.test}
+    total, done, errors = sum(sum(split.counts) for split in splits.values()) * 3 * size * size, 0, []
+    if (free := shutil.disk_usage(folder).free) < total:
+        raise OSError(f"{folder.parent} needs {total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free.")
+    for part, split in splits.items():
+        # written, not mapped: a full disk is an error then, and not the end of the process
+        with (folder / f"{part}.npy").open("wb") as out:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (sum(split.counts), 3, size, size)}
+            np.lib.format.write_array_header_1_0(out, header)
+            for start in range(0, sum(split.counts), _BLOCK):
+                block, broken = decode(split.files[start : start + _BLOCK], (3, size, size))
+                errors += [broken[i] for i in sorted(broken)]
+                out.write(block.data)
+                done += block.nbytes
+                if progress is not None:
+                    progress(done, total)
+    _check_readable(errors)
+    counts = {part: split.counts for part, split in splits.items()}
+    facts = {"classes": listing.train.classes, "fingerprint": listing.fingerprint, **counts}
+    (folder / "splits.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _map(path: Path, classes: Sequence[str], counts: Sequence[int]) -> ImageSet:
+    array = np.load(path, mmap_mode="r")  # a mapping that could be written to would have to fit into memory
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to it
+        return ImageSet(torch.from_numpy(array), labels_of(counts), tuple(classes))
 
 
 def read_images(
-    folder: Path, size: int = SIZE, *, most: int | None = None, unreadable: Unreadable | None = None
+    folder: Path, size: int, *, most: int | None = None, unreadable: Unreadable | None = None
 ) -> torch.Tensor:
-    """Read every image below a folder, whatever its sub-folders mean, as uint8 (N, 3, size, size).
-
-    Images come in the sorted order of their paths and are cut as in `read_folder`.
+    """Read every image below a folder, in the sorted order of their paths, as uint8 (N, 3, size, size).
 
     Args:
-        folder: The folder.
+        folder: The folder; its sub-folders mean nothing.
         size: Height and width of the images.
-        most: If there are more images than this, a choice of so many by a fixed seed.
-        unreadable: Gets the files that are no images or cannot be read, which are then left out. If it is not given,
-            and also if no image is left, they are errors.
+        most: If there are more images than this, take this many by a fixed seed.
+        unreadable: Gets the files that cannot be read, which are left out; without it they are errors.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder of images.")
-    files = _few(_image_files(folder, unreadable), most)
+    files = _list_images(folder, unreadable)
+    if most is not None and len(files) > most:
+        files = [files[i] for i in sorted(np.random.RandomState(0).permutation(len(files))[:most])]
     if unreadable is None:
         return _read_files(files, size)
     array, errors = decode(files, (3, size, size))
     unreadable |= {files[i]: errors[i] for i in sorted(errors)}
     if len(errors) == len(files):
-        first = f" The first of {len(unreadable)}: {next(iter(unreadable.values()))}" if unreadable else ""
-        raise ValueError(f"{folder} holds no image that can be read.{first}")
+        first = next(iter(unreadable.values()), "")
+        raise ValueError(f"{folder} holds no image that can be read. {first}".strip())
     return torch.from_numpy(array)[[i for i in range(len(files)) if i not in errors]]
 
 
-def _few(files: list[Path], most: int | None) -> list[Path]:
-    import numpy as np
+def decode(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[NDArray[np.uint8], dict[int, ValueError]]:
+    """Read image files, each by itself, as `shape`: (channels, height, width), with 1 channel (grey) or 3 (RGB).
 
-    if most is None or len(files) <= most:
-        return files
-    chosen = np.random.RandomState(0).permutation(len(files))[:most]  # its stream never changes between versions
-    return [files[i] for i in sorted(chosen)]
+    An image is turned upright and scaled (bicubic) until it just covers height and width, and the centre is cut out.
+    Transparent pixels keep their colour. Grey images of more than 8 bits, whose values often fill a small part of the
+    range, are refused.
+
+    Returns:
+        uint8 (N, C, H, W), and by position the errors, which name their file; their rows have no meaning.
+
+    >>> array, errors = decode([Path("nowhere.png")], (3, 8, 8))
+    >>> array.shape, list(errors)
+    ((1, 3, 8, 8), [0])
+    """
+    if shape[0] not in COLOURS:
+        raise ValueError(f"image files have 1 channel (grey) or 3 (RGB), got {shape[0]}.")
+    array = np.empty((len(paths), *shape), dtype=np.uint8)
+    errors: dict[int, ValueError] = {}
+
+    def read(position: int) -> None:
+        try:
+            array[position] = _decode(paths[position], shape)
+        except ValueError as error:
+            errors[position] = error
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        # A picture so large that Pillow warns of a decompression bomb is an error that names the file.
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        list(pool.map(read, range(len(paths))))
+    return array, errors
 
 
-def _list_split(folder: Path) -> Pictures:
-    classes = _class_folders(folder)
-    return Pictures(tuple(item.name for item in classes), tuple(tuple(_image_files(item)) for item in classes))
+def _decode(path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    try:
+        with Image.open(path) as opened:
+            image: Image.Image = ImageOps.exif_transpose(opened)
+            image.load()
+    except Exception as error:  # Pillow's decoders raise what they like; the user needs the file's name
+        raise ValueError(f"{path} cannot be read as an image ({type(error).__name__}: {error}).") from error
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"{path} has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits first.")
+    if image.mode in ("P", "PA", "LA"):
+        image = image.convert("RGBA")
+    channels, height, width = shape
+    image = image.convert("RGB").convert(COLOURS[channels])  # grey to RGB and back changes no value
+    scale = max(width / image.width, height / image.height)
+    if scale != 1:
+        size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.uint8)
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _read_split(split: Pictures, size: int, reduced: list[Path]) -> ImageSet:
-    return ImageSet(_read_files(split.files, size, reduced), labels_of(split.counts), split.classes)
-
-
-def _read_files(files: list[Path], size: int, reduced: list[Path] | None = None) -> torch.Tensor:
-    array, errors = decode(files, (3, size, size), reduced)
-    if errors:
-        raise errors[min(errors)]
+def _read_files(files: list[Path], size: int) -> torch.Tensor:
+    array, errors = decode(files, (3, size, size))
+    _check_readable([errors[i] for i in sorted(errors)])
     return torch.from_numpy(array)
 
 
-def _class_folders(folder: Path) -> list[Path]:
+def _check_readable(errors: list[ValueError]) -> None:
+    """Name the first files that cannot be read, and count the others: one at a time would take days."""
+    if errors:
+        more = [f"and {len(errors) - 10} more."] if len(errors) > 10 else []
+        raise ValueError("\n".join([*map(str, errors[:10]), *more]))
+
+
+def _list_split(folder: Path) -> Pictures:
     items = _visible(folder)
     for path in items:
-        if not path.is_dir() and not _ignored(path):
+        if not path.is_dir() and not _is_ignored(path):
             raise ValueError(f"{path} lies outside any class folder. Move it into one, or away.")
     classes = [path for path in items if path.is_dir()]
     if len(classes) < 2:
-        found = f"only {classes[0].name}/" if classes else "none"
-        raise ValueError(f"{folder} needs at least two class folders with images in them, found {found}.")
-    return classes
+        names = ", ".join(path.name for path in classes) or "none"
+        raise ValueError(f"{folder} needs at least two class folders with images in them, got {names}.")
+    return Pictures(tuple(item.name for item in classes), tuple(tuple(_list_images(item)) for item in classes))
 
 
-def _image_files(folder: Path, unreadable: Unreadable | None = None) -> list[Path]:
+def _list_images(folder: Path, unreadable: Unreadable | None = None) -> list[Path]:
     """List the images of a class, those of sub-folders too; anything unknown is an error, or goes to `unreadable`."""
-    found: list[Path] = []
+    images: list[Path] = []
     for path in _visible(folder):
         if path.is_dir() and not path.is_symlink():
-            found += _image_files(path, unreadable)
+            images += _list_images(path, unreadable)
         elif path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir():
-            found.append(path)
-        elif path.is_dir() or not _ignored(path):
+            images.append(path)
+        elif path.is_dir() or not _is_ignored(path):
+            kind = "a link to a folder" if path.is_dir() else "neither an image nor a text file"
+            error = ValueError(f"{path} is {kind}. Move it away, or hide it with a dot before its name.")
             if unreadable is None:
-                raise _unknown_kind(path)
-            unreadable[path] = _unknown_kind(path)
-    if not found and unreadable is None:
+                raise error
+            unreadable[path] = error
+    if not images and unreadable is None:
         raise ValueError(f"{folder} holds no image. Add images or remove the folder.")
-    return found
-
-
-def _unknown_kind(path: Path) -> ValueError:
-    if path.is_dir():
-        return ValueError(f"{path} is a link to a folder inside a class. Put the images there themselves.")
-    return ValueError(
-        f"{path} is neither an image nor a text file. Allowed images: {', '.join(sorted(IMAGE_SUFFIXES))}. "
-        "Move it away, or hide it with a dot before its name."
-    )
+    return images
 
 
 def _visible(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda p: p.name)
 
 
-def _ignored(path: Path) -> bool:
+def _is_ignored(path: Path) -> bool:
     return path.suffix.lower() in IGNORED_SUFFIXES or path.name.lower() in IGNORED_NAMES

@@ -1,4 +1,10 @@
-"""Open-set benchmarks: a few classes are known and trained on, the others are met for the first time in testing."""
+"""Open-set benchmarks: a few classes are known and trained on, the others are met for the first time in testing.
+
+The class lists are those that Vaze et al. (Open-set recognition: a good closed-set classifier is all you need?, ICLR
+2022) released, which are those of Chen et al. (Adversarial reciprocal points learning, TPAMI 2021). Labels are the
+official ones: digits for SVHN, alphabetical classes for CIFAR-10, fine labels for CIFAR-100. The lists of the embedded
+digits are our own, the first six of five permutations drawn by NumPy's RandomState(0).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,53 @@ from dataclasses import dataclass
 import torch
 
 from maxsep.lab.data.images import ImageSet, Splits
-from maxsep.lab.data.open_set_splits import KNOWN, UNKNOWN_OF_CIFAR100
 
 SPLITS = 5
 SOURCES = {"svhn": "svhn", "cifar10": "cifar10", "cifar+": "cifar10", "digits": "digits"}
-"""Benchmark and the dataset that its known classes come from."""
-_NAME = re.compile(r"osr_(svhn|cifar10|cifar\+|digits)_([0-4])")
+"""The dataset that the known classes of each benchmark come from."""
+# fmt: off
+KNOWN: dict[str, tuple[tuple[int, ...], ...]] = {
+    "svhn": ((5, 3, 7, 2, 8, 6), (3, 8, 7, 6, 2, 5), (8, 9, 4, 7, 2, 1), (3, 8, 2, 5, 0, 6), (4, 9, 2, 7, 1, 0)),
+    "cifar10": ((0, 6, 4, 9, 1, 7), (7, 6, 4, 9, 0, 1), (1, 5, 7, 3, 9, 4), (8, 6, 1, 9, 0, 7), (2, 4, 1, 7, 9, 6)),
+    "digits": ((2, 8, 4, 9, 1, 6), (3, 5, 1, 2, 9, 8), (2, 3, 8, 4, 5, 1), (6, 1, 9, 2, 7, 5), (5, 2, 7, 4, 1, 0)),
+    "cifar+": ((4, 7, 9, 1), (6, 7, 1, 9), (9, 6, 1, 7), (6, 4, 9, 1), (1, 0, 9, 8)),
+}
+"""Known classes of each benchmark and split, in the order of their new labels."""
+_TEN = (
+    (30, 25, 1, 9, 8, 0, 46, 52, 49, 71),
+    (41, 9, 49, 40, 73, 60, 48, 30, 95, 71),
+    (8, 9, 49, 40, 73, 60, 48, 95, 30, 71),
+    (95, 60, 30, 73, 46, 49, 68, 99, 8, 71),
+    (33, 2, 3, 97, 46, 21, 64, 63, 88, 43),
+)
+_OTHER_FORTY = (
+    (
+        27, 94, 29, 77, 88, 26, 69, 48, 75, 5, 59, 93, 39, 57, 45, 40, 78, 20, 98, 47, 66, 70, 91, 76, 41, 83,
+        99, 32, 53, 72, 2, 95, 21, 73, 84, 68, 35, 11, 55, 60,
+    ),
+    (
+        65, 97, 86, 24, 45, 67, 2, 3, 91, 98, 79, 29, 62, 82, 33, 76, 0, 35, 5, 16, 54, 11, 99, 52, 85, 1, 25,
+        66, 28, 84, 23, 56, 75, 46, 21, 72, 55, 68, 8, 69,
+    ),
+    (
+        20, 83, 65, 97, 94, 2, 93, 16, 67, 29, 62, 33, 24, 98, 5, 86, 35, 54, 0, 91, 52, 66, 85, 84, 56, 11, 1,
+        76, 25, 55, 21, 99, 72, 41, 23, 75, 28, 68, 69, 46,
+    ),
+    (
+        92, 82, 77, 64, 5, 33, 62, 56, 70, 0, 20, 28, 67, 14, 84, 53, 91, 29, 85, 2, 52, 83, 75, 35, 11, 21, 72,
+        98, 55, 1, 41, 76, 25, 66, 69, 9, 48, 54, 40, 23,
+    ),
+    (
+        47, 6, 19, 0, 62, 93, 59, 65, 54, 70, 34, 55, 23, 38, 72, 76, 53, 31, 78, 96, 77, 27, 92, 18, 82, 50,
+        98, 32, 1, 75, 83, 4, 51, 35, 80, 11, 74, 66, 36, 42,
+    ),
+)
+# fmt: on
+UNKNOWN_OF_CIFAR100: dict[str, tuple[tuple[int, ...], ...]] = {
+    "cifar+10": _TEN,
+    "cifar+50": tuple(forty + ten for forty, ten in zip(_OTHER_FORTY, _TEN, strict=True)),
+}
+"""The list of CIFAR+50 ends with that of CIFAR+10."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +71,6 @@ class OpenSetSplit:
     >>> split = OpenSetSplit("cifar10", 2)
     >>> split.known, split.unknown["unknown"]
     ((1, 5, 7, 3, 9, 4), (0, 2, 6, 8))
-    >>> OpenSetSplit("cifar+", 2).same_classes_as
-    1
     """
 
     benchmark: str
@@ -34,7 +79,7 @@ class OpenSetSplit:
     @classmethod
     def parse(cls, dataset: str) -> OpenSetSplit | None:
         """Read a name such as `osr_cifar+_3`; None if it names no open-set split."""
-        match = _NAME.fullmatch(dataset)
+        match = re.fullmatch(r"osr_(svhn|cifar10|cifar\+|digits)_([0-4])", dataset)
         return None if match is None else cls(match[1], int(match[2]))
 
     @property
@@ -53,21 +98,21 @@ class OpenSetSplit:
         return SOURCES[self.benchmark]
 
     @property
+    def unknown_source(self) -> str:
+        """The dataset that holds the unknown classes."""
+        return "cifar100" if self.benchmark == "cifar+" else self.source
+
+    @property
     def known(self) -> tuple[int, ...]:
-        """The known classes of the source; a class gets its place in this list as label."""
+        """The known classes of the source; the new label of a class is its position."""
         return KNOWN[self.benchmark][self.split]
 
     @property
     def unknown(self) -> dict[str, tuple[int, ...]]:
-        """The classes of each unknown set: the rest of the source, or those of CIFAR-100 that a list names."""
+        """The classes of each unknown set: the rest of the source, or classes of CIFAR-100."""
         if self.benchmark == "cifar+":
             return {name: lists[self.split] for name, lists in UNKNOWN_OF_CIFAR100.items()}
         return {"unknown": tuple(label for label in range(10) if label not in self.known)}
-
-    @property
-    def unknown_source(self) -> str:
-        """The dataset that holds the unknown classes."""
-        return "cifar100" if self.benchmark == "cifar+" else self.source
 
     @property
     def same_classes_as(self) -> int | None:
@@ -77,7 +122,7 @@ class OpenSetSplit:
 
 
 def keep_classes(images: ImageSet, classes: Sequence[int]) -> ImageSet:
-    """Keep the images of some classes, in their order; a class's new label is its place in the list.
+    """Keep the images of some classes, in their order; a class's new label is its position in the list.
 
     >>> images = ImageSet(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 2]), ("a", "b", "c"))
     >>> kept = keep_classes(images, [2, 0])
@@ -88,10 +133,7 @@ def keep_classes(images: ImageSet, classes: Sequence[int]) -> ImageSet:
     new_label[list(classes)] = torch.arange(len(classes))
     labels = new_label[images.labels.cpu()]
     kept = (labels >= 0).nonzero()[:, 0]
-    names = tuple(images.classes[label] for label in classes)
-    if not len(kept):
-        raise ValueError(f"there is no image of the classes {', '.join(names)}. Check that the data was read whole.")
-    return ImageSet(images.images[kept.to(images.images.device)], labels[kept], names)
+    return ImageSet(images.images[kept], labels[kept], tuple(images.classes[label] for label in classes))
 
 
 def known_classes(split: OpenSetSplit, source: Splits) -> Splits:

@@ -1,0 +1,160 @@
+"""Readers of the official files: digits (scikit-learn), CIFAR-10, CIFAR-100 and SVHN."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maxsep.files import MANIFEST, verify_folder
+from maxsep.lab.data.download import SOURCES
+from maxsep.lab.data.images import ImageSet, Splits, hold_out
+from maxsep.packages import load_package
+
+DIGITS = tuple(str(digit) for digit in range(10))
+_PIXELS = 3 * 32 * 32
+
+
+class DataError(ValueError):
+    """Raised when an official file is damaged."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}. Delete {path.parent} and fetch the official files again.")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    meta: str
+    labels: str
+    names: str
+    num_classes: int
+
+
+_CIFAR = {
+    "cifar10": _Layout(
+        tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "batches.meta", "labels", "label_names", 10
+    ),
+    "cifar100": _Layout(("train",), ("test",), "meta", "fine_labels", "fine_label_names", 100),
+}
+
+
+def read_official(source: str, root: Path) -> Splits:
+    """Read `cifar10`, `cifar100` or `svhn` from its official files below a folder."""
+    return Splits(source, read_part(source, "train", root), read_part(source, "test", root))
+
+
+def read_part(source: str, part: str, root: Path) -> ImageSet:
+    """Read the `train` or the `test` images alone. A manifest that unpacking left is checked first."""
+    folder = root / SOURCES[source].folder
+    if (folder / MANIFEST).is_file():
+        names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
+        verify_folder(folder, tuple(name for name in names if name != MANIFEST))
+    if source == "svhn":
+        return _read_svhn(folder / f"{part}_32x32.mat")
+    return _read_cifar(folder, _CIFAR[source], part)
+
+
+def read_digits() -> Splits:
+    """Read scikit-learn's 1,797 digits as (N, 1, 8, 8) uint8, a third of every class set aside by a fixed seed.
+
+    The original grey levels 0 to 16 are stretched to 0 to 255.
+
+    >>> data = read_digits()
+    >>> len(data.train), len(data.test), data.train.shape
+    (1198, 599, (1, 8, 8))
+    """
+    bunch = load_package("sklearn.datasets", "train").load_digits()
+    images = (torch.from_numpy(bunch.images) * 255 / 16).round().to(torch.uint8).unsqueeze(1)
+    labels = torch.from_numpy(bunch.target).long()
+    everything = ImageSet(images, labels, DIGITS)
+    kept, held = hold_out(labels, 1 / 3, seed=0)
+    return Splits("digits", everything.subset(kept), everything.subset(held))
+
+
+def _read_cifar(folder: Path, layout: _Layout, part: str) -> ImageSet:
+    """Read pickled batches. Missing images are damage too: every class has equally many."""
+    names = _unpickle(folder / layout.meta).get(layout.names)
+    if not isinstance(names, list) or len(names) != layout.num_classes or not all(isinstance(n, str) for n in names):
+        raise DataError(folder / layout.meta, f"{layout.names!r} must list {layout.num_classes} class names")
+    pixels: list[Any] = []
+    labels: list[int] = []
+    for file in layout.train if part == "train" else layout.test:
+        batch = _unpickle(folder / file)
+        rows: Any = batch.get("data")
+        own: Any = batch.get(layout.labels)
+        if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape[1:] != (_PIXELS,):
+            raise DataError(folder / file, f"'data' must be a uint8 array of shape (N, {_PIXELS})")
+        is_list = isinstance(own, list) and len(own) == len(rows)
+        if not is_list or not all(type(label) is int and 0 <= label < len(names) for label in own):
+            raise DataError(
+                folder / file, f"{layout.labels!r} must be {len(rows)} whole numbers from 0 to {len(names) - 1}"
+            )
+        pixels.append(rows)
+        labels += own
+    images = torch.from_numpy(np.concatenate(pixels)).view(-1, 3, 32, 32)
+    result = ImageSet(images, torch.tensor(labels, dtype=torch.int64), tuple(names))
+    if len(set(result.class_counts)) > 1:
+        raise DataError(folder / file, f"classes must have equally many images, got {result.class_counts}")
+    return result
+
+
+class _DataOnly(pickle.Unpickler):
+    """Builds containers, numbers, text and arrays; any other name is refused before it is looked up."""
+
+    ALLOWED = frozenset(
+        {
+            *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
+            *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
+            *(("builtins", "bytes"), ("__builtin__", "bytes")),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data does not need")
+        return super().find_class(module, name)
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    """Read a pickled dictionary without running code; byte strings of Python 2 become text."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing. Delete {path.parent} and fetch the official files again.")
+    stream = io.BytesIO(path.read_bytes())
+    try:
+        content = _DataOnly(stream, encoding="bytes").load()
+    except Exception as error:  # damaged pickles raise what they like
+        raise DataError(path, f"cannot be read ({type(error).__name__}: {error})") from error
+    if not isinstance(content, dict) or stream.read(1):
+        raise DataError(path, "must hold one dictionary and nothing else")
+    lists = {key: list(map(_text, value)) for key, value in content.items() if isinstance(value, list)}
+    return {_text(key): lists.get(key, value) for key, value in content.items()}
+
+
+def _text(value: Any) -> Any:
+    return value.decode("latin1") if isinstance(value, bytes) else value
+
+
+def _read_svhn(path: Path) -> ImageSet:
+    """Read one of SVHN's files; the digit 0, which they label 10, gets label 0."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing. Fetch the official file.")
+    try:
+        content = load_package("scipy.io", "train").loadmat(path, variable_names=["X", "y"])
+        pixels, digits = np.asarray(content["X"]), np.asarray(content["y"]).astype(np.int64).ravel()
+    except ImportError:
+        raise
+    except Exception as error:  # scipy reports damage through a dozen types
+        raise DataError(path, f"cannot be read ({type(error).__name__}: {error})") from error
+    if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != np.uint8:
+        raise DataError(path, f"X must be uint8 of shape (32, 32, 3, N), got {pixels.dtype} {pixels.shape}")
+    if len(digits) != pixels.shape[3] or set(digits) != set(range(1, 11)):
+        raise DataError(path, f"y must be {pixels.shape[3]} labels, all of 1 to 10 (10 is the digit 0)")
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))
+    return ImageSet(images, torch.from_numpy(digits % 10), DIGITS)
