@@ -15,7 +15,75 @@ def energy_penalised(logits, target):
     return F.cross_entropy(logits, target) + 0.01 * centred.square().mean()
 
 
-def path(head, *, loss=F.cross_entropy, optimiser=torch.optim.SGD, steps=200, options=SGD):
+def norm_of(tensors):
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()
+
+
+def norm_clipping(optimiser, gradient):
+    parameters = optimiser.param_groups[0]["params"]
+    gradient()
+    assert nn.utils.clip_grad_norm_(parameters, 0.01) > 0.01
+    optimiser.step()
+
+
+def value_clipping(optimiser, gradient):
+    gradient()
+    nn.utils.clip_grad_value_(optimiser.param_groups[0]["params"], 1e-4)
+    optimiser.step()
+
+
+def sharpness_aware(optimiser, gradient):
+    """SAM (Foret et al. 2021): the gradient at the worst point of a small ball."""
+    gradient()
+    parameters = optimiser.param_groups[0]["params"]
+    factor = 0.05 / norm_of([p.grad for p in parameters])
+    moves = [p.grad * factor for p in parameters]
+    with torch.no_grad():
+        torch._foreach_add_(parameters, moves)
+    gradient()
+    with torch.no_grad():
+        torch._foreach_sub_(parameters, moves)
+    optimiser.step()
+
+
+def decoupled_decay(optimiser, gradient):
+    gradient()
+    group = optimiser.param_groups[0]
+    with torch.no_grad():
+        for parameter in group["params"]:
+            parameter.mul_(1 - group["lr"] * 0.02)
+    optimiser.step()
+
+
+def layerwise_rates(optimiser, gradient):
+    """LARS (You et al. 2017): a step in proportion to the norm of each parameter."""
+    gradient()
+    with torch.no_grad():
+        for parameter in optimiser.param_groups[0]["params"]:
+            parameter.grad *= parameter.norm() / (parameter.grad.norm() + 0.01 * parameter.norm())
+    optimiser.step()
+
+
+def orthogonalised(optimiser, gradient):
+    """Step along the polar factor of the momentum: Muon (Jordan 2024), exact and without scaling by shape."""
+    gradient()
+    with torch.no_grad():
+        for parameter in optimiser.param_groups[0]["params"]:
+            buffer = optimiser.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+            buffer.mul_(0.9).add_(parameter.grad)
+            if parameter.dim() == 2:
+                u, values, v = torch.linalg.svd(buffer, full_matrices=False)
+                kept = values > 1e-9 * values[0]
+                parameter.grad = u[:, kept] @ v[kept]
+    optimiser.step()
+
+
+def plain_step(optimiser, gradient):
+    gradient()
+    optimiser.step()
+
+
+def path(head, *, loss=F.cross_entropy, optimiser=torch.optim.SGD, steps=400, options=SGD, step=plain_step):
     """Train a network and the head in float64; return all losses, the network and the logits as one vector."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, WIDTH), nn.ReLU()).double()
@@ -23,13 +91,16 @@ def path(head, *, loss=F.cross_entropy, optimiser=torch.optim.SGD, steps=200, op
     update = optimiser([*network.parameters(), *head.parameters()], **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(update, steps)
     values = []
-    for _ in range(steps):
+
+    def gradient():
         update.zero_grad()
         value = loss(head(network(x)), target)
         value.backward()
-        update.step()
-        schedule.step()
         values.append(value.detach()[None])
+
+    for _ in range(steps):
+        step(update, gradient)
+        schedule.step()
     logits = head(network(x))
     values.append((logits - logits.mean(-1, keepdim=True)).detach().flatten())
     return torch.cat([*values, *(p.detach().flatten() for p in network.parameters())])
@@ -68,12 +139,44 @@ def test_control_and_matrix_start_from_the_same_layer(bias):
         heads.ControlHead.from_linear(both[1])
 
 
-def test_neither_scaled_nor_adam_does():
+@pytest.mark.parametrize("step", [norm_clipping, sharpness_aware, decoupled_decay, layerwise_rates, orthogonalised])
+@pytest.mark.parametrize("num_classes", [10, 40])
+def test_so_it_does_under_all_that_commutes_with_rotations(num_classes, step):
+    options = SGD | ({"weight_decay": 0.0} if step is decoupled_decay else {})
+    steps = 30 if step is orthogonalised else 400  # polar factors amplify rounding
+    distance = apart(*control_and_matrix(num_classes, 0.3), step=step, options=options, steps=steps)
+    assert distance <= 1e-12
+
+
+def test_what_works_by_coordinate_or_by_row_does_not():
     control, matrix = control_and_matrix(10, 1.0)
     scaled = heads.ScaledHead(WIDTH, 10, dtype=torch.float64)
     scaled.load_state_dict(control.folded().state_dict() | {"_extra_state": scaled.get_extra_state()})
-    assert apart(scaled, matrix) > 1e-3
+    assert apart(scaled, matrix, steps=100) > 1e-3
     assert apart(*control_and_matrix(10, 0.1), optimiser=torch.optim.Adam, options={"lr": 0.01}, steps=50) > 1e-3
+    assert apart(*control_and_matrix(10, 0.3), step=value_clipping, steps=100) > 1e-3
+    cosine, cosine_matrix = (heads.build(name, WIDTH, 10, dtype=torch.float64) for name in ("cosine", "cosine_maxsep"))
+    with torch.no_grad():  # the head of LDAM normalises its rows
+        cosine.weight.copy_(0.9**0.5 * simplex(10, dtype=torch.float64).T @ cosine_matrix.weight)
+    assert apart(cosine, cosine_matrix, steps=100) > 1e-3
+
+
+@pytest.mark.parametrize("radius", [0.1, 1.0])
+def test_the_map_is_an_isometry_and_its_mean_gets_no_gradient(radius):
+    """V = sqrt((C-1)/C) P^T W keeps scalar products, has zero mean, and cross-entropy gives the mean no gradient."""
+    matrix = simplex(10, dtype=torch.float64)
+    one, other = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    v, w = (0.9**0.5 * matrix.T @ rows for rows in (one, other))
+    torch.testing.assert_close((v * w).sum(), (one * other).sum(), atol=1e-12, rtol=0)
+    assert v.mean(0).abs().max() < 1e-14
+    plain = nn.Linear(WIDTH, 10, dtype=torch.float64)
+    update = torch.optim.SGD(plain.parameters(), lr=0.1, weight_decay=0.1)
+    mean = plain.weight.detach().mean(0)
+    for _ in range(5):
+        update.zero_grad()
+        F.cross_entropy(plain(torch.randn(8, WIDTH, dtype=torch.float64)), torch.randint(10, (8,))).backward()
+        update.step()
+    torch.testing.assert_close(plain.weight.mean(0), mean * 0.99**5, atol=1e-15, rtol=0)
 
 
 def test_the_control_starts_with_the_covariance_of_the_matrix():

@@ -34,8 +34,8 @@ def separate(x: Tensor, radius: float = 1.0) -> Tensor:
         x: Outputs of a network, real floating point, at least one in the last dimension.
         radius: The length of the class vectors; a positive number that scales all logits.
 
-    Pitfall: the radius is also a learning rate. With a trained layer in front, SGD moves the composed classifier
-    radius^2 C/(C-1) times as fast as a plain layer's.
+    Pitfall: the radius is also a learning rate. With a trained layer in front, SGD moves the composed classifier as a
+    plain layer with the learning rate times k = radius^2 C/(C-1) and the weight decay over k.
 
     >>> separate(torch.tensor([[1.0, 0.0]]))
     tensor([[ 1.0000, -0.5000, -0.5000]])
