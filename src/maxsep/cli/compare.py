@@ -18,7 +18,7 @@ from maxsep.cli.show import events, plan_table
 
 if TYPE_CHECKING:
     from maxsep.lab.grid import Summary
-    from maxsep.lab.report.contest import Contest
+    from maxsep.lab.run import Run
     from maxsep.lab.spec import Execution, RunSpec
 
 EPILOG = (
@@ -51,8 +51,6 @@ Augmentation = Annotated[
     typer.Option(help="none, crop_flip, ...; by default crop_flip; digits, svhn: none, ImageNet: resized_crop_flip."),
 ]
 Size = Annotated[int | None, typer.Option(help="Side that pictures are cut to; by default 32, of ImageNet 224.")]
-_NAMED = 3
-"""Missing runs that are named; --json names all."""
 
 
 def command(
@@ -126,7 +124,7 @@ def _compare(
     show: dict[str, Any] = {} if as_json else {"on_event": events()}
     summary = grid.run(specs, budget=budget, jobs=jobs, progress=not as_json, **show, **settings)
     line = shlex.join(["maxsep", "compare", *arguments(context, ("as_json", "jobs", "budget"), typed=True)])
-    _tell(specs, runs, out, summary, line, as_json)
+    _tell(specs, runs, out, summary, line, as_json, settings["data_root"])
     raise typer.Exit(summary.status)
 
 
@@ -138,9 +136,9 @@ def _rehearse(
     from maxsep.lab.data import Dataset
     from maxsep.lab.engine.losses import build_loss
     from maxsep.lab.engine.train import dry_run
-    from maxsep.lab.report.contest import check_data
+    from maxsep.lab.report.own_data import check_data
 
-    records = _collect(specs, runs).records
+    records = _finished(specs, runs)
     if left:
         data = dry_run(left[0], execution, data_root, download=download)
         for spec in {spec.loss: spec for spec in left}.values():  # the data are the same for all of them
@@ -152,41 +150,31 @@ def _rehearse(
         check_data(records, counts or (), files=dataset.fingerprint(data_root))
 
 
-def _collect(specs: Sequence[RunSpec], runs: Path) -> Any:
+def _finished(specs: Sequence[RunSpec], runs: Path) -> list[Run]:
     """Read the runs of this comparison, and of the folder's others none."""
-    from maxsep.lab.report import collect
+    from maxsep.lab.run import Run
 
-    return collect(*(folder for spec in specs if (folder := runs / spec.name).is_dir()))
+    return [run for spec in specs if (run := Run(runs / spec.name)).state == "finished"]
 
 
-def _tell(specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary, line: str, as_json: bool) -> None:
-    """Print the table and the verdicts, or the same as JSON, and write the report of whatever is finished."""
-    from maxsep.cli.contest_table import about
-    from maxsep.lab.report import render
-    from maxsep.lab.report.contest import contest
+def _tell(
+    specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary, line: str, as_json: bool, data: Path | None
+) -> None:
+    """Print the verdict, or the same as JSON, and write the page of whatever is finished."""
+    from rich.console import Console
 
-    found = contest(specs, _collect(specs, runs).records)
-    page = None
-    if found.records:
-        folders = [record.folder for record in found.records]
-        page = render(folders, out, title="Does the matrix help on this data?", commands=[line])
-    failed = summary.failed
-    if as_json:
-        told = about(found, specs) | found.to_dict() | {"failed": [spec.name for spec, _ in failed]}
-        typer.echo(json.dumps(told | {"report": None if page is None else str(page)}))
-    else:
-        _show(found, specs, page)
-    for spec, message in failed:
+    from maxsep.lab.report.own_data import verdict, write_page
+
+    finished, failed = _finished(specs, runs), [spec.name for spec, _ in summary.failed]
+    if finished:
+        found = verdict(specs, finished)
+        page = write_page(found, out, commands=[line], data_root=data)
+        if as_json:
+            typer.echo(json.dumps(found.to_dict() | {"failed": failed, "report": str(page)}))
+        else:
+            found.show(Console())
+            typer.echo(f"report: {page}")
+    elif as_json:
+        typer.echo(json.dumps({"missing": [spec.name for spec in specs], "failed": failed, "report": None}))
+    for spec, message in summary.failed:
         typer.echo(f"failed: {spec.title}: {message}", err=True)
-
-
-def _show(found: Contest, specs: Sequence[RunSpec], page: Path | None) -> None:
-    from maxsep.cli.contest_table import table
-
-    typer.echo("\n".join(["", *table(found, specs), "", *found.conclusion, *found.cautions]))
-    if found.missing:
-        names = [spec.title for spec in found.missing]
-        told = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        typer.echo(f"{len(names)} of {len(specs)} runs are missing, and the same command goes on with them: {told}")
-    if page is not None:
-        typer.echo(f"report: {page}")

@@ -24,7 +24,7 @@ def command(
     import torch
 
     from maxsep.lab import grid, recipes
-    from maxsep.lab.report import render
+    from maxsep.lab.report import write_report
 
     torch.set_num_threads(1)  # the networks are so small that threads would wait for each other
     typer.echo("One fixed matrix puts the classes as far apart as geometry allows; measured from the matrix:")
@@ -37,7 +37,7 @@ def command(
         summary = grid.reproduce(recipe, seeds=seeds, epochs=epochs, runs=runs, on_event=tally)
     if summary.failed:
         raise ValueError("; ".join(f"{spec.name}: {message}" for spec, message in summary.failed))
-    page = render(runs, out, title="Maximum class separation: a demonstration on long-tailed digits")
+    page = write_report(runs, out, title="Maximum class separation: a demonstration on long-tailed digits")
     typer.echo(f"{summary}\nLook at it: {page.resolve()}")
 
 

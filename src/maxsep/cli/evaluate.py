@@ -15,8 +15,9 @@ from maxsep.lab.engine import evaluate
 from maxsep.lab.engine.evaluate import known_ece, with_rejected
 from maxsep.lab.environment import pick_device
 from maxsep.lab.ood import OODProtocol, detect, read_outliers
-from maxsep.lab.report.comparison import Method
-from maxsep.lab.report.outliers_figures import energy_figure
+from maxsep.lab.report.controls import Method
+from maxsep.lab.report.figures import energy_figure
+from maxsep.lab.report.names import method_label
 from maxsep.lab.run import Run
 
 EPILOG = (
@@ -67,7 +68,7 @@ def command(
         protocol = OODProtocol(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
         progress = (lambda message: None) if as_json else (lambda message: typer.echo(f"maxsep: {message}", err=True))
         record = detect(run, protocol, dataset=dataset, data_root=data, device=device, progress=progress)
-        files = _draw(record, out or run, Method.of(result.spec).full_label)
+        files = _draw(record, out or run, method_label(Method.of(result.spec)))
         if as_json:
             metrics |= {"detection": record, "histograms": [str(path) for path in files]}
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,9 +19,6 @@ BYTES_PER_CLASS = 80
 
 def command(
     classes: Annotated[int, typer.Argument(help="Number of classes, at least 2.")],
-    draw: Annotated[
-        Path | None, typer.Option(help="Draw the class vectors of 3 or 4 classes to this SVG file.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the matrix, the angle between any two classes, and how exact both are."""
@@ -31,8 +27,6 @@ def command(
 
     _check_memory(classes)
     certificate = certify(classes)
-    if draw is not None:
-        _draw(classes, draw)
     angle = math.degrees(math.acos(-1 / (classes - 1)))
     if as_json:
         told = {"num_classes": classes, "angle": angle, "norm_error": certificate.norm}
@@ -70,14 +64,3 @@ def _check_memory(classes: int) -> None:
             f"{classes:,} classes need about {needed / 2**30:,.1f} GiB of memory for the vectors of their certificate, "
             f"and {free / 2**30:,.1f} GiB are free. Ask for at most {free // BYTES_PER_CLASS:,} classes."
         )
-
-
-def _draw(classes: int, path: Path) -> None:
-    from maxsep.lab.report.geometry import plane_figure, space_figure
-
-    if path.suffix.lower() != ".svg":
-        raise ValueError(f"--draw writes SVG, got {path}. Let the name end in .svg.")
-    figures = {3: plane_figure, 4: space_figure}
-    if classes not in figures:
-        raise ValueError(f"only 3 classes (a plane) and 4 classes (space) can be drawn, got {classes}.")
-    path.write_text(figures[classes]().file, encoding="utf-8")

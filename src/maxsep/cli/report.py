@@ -18,7 +18,7 @@ def command(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write the report of finished runs: HTML that needs nothing else, Markdown and JSON."""
-    from maxsep.lab.report import render
+    from maxsep.lab.report import write_report
 
-    page = render(runs, out, **({} if title is None else {"title": title}))
+    page = write_report(runs, out, **({} if title is None else {"title": title}))
     typer.echo(str(page))

@@ -56,7 +56,7 @@ def command(
     from maxsep.lab.data import with_order
     from maxsep.lab.engine.train import check_precision
     from maxsep.lab.estimate import parse_budget
-    from maxsep.lab.report import render
+    from maxsep.lab.report import write_report
 
     recipe = recipes.get(name)
     numbers = precision or default_precision(device)
@@ -74,7 +74,7 @@ def command(
         runs=runs, budget=limit, data_root=data, download=download, execution=how, jobs=jobs,
         progress=not as_json, **show,
     )  # fmt: skip
-    page = render(runs, out or runs / "report") if report and (summary.finished or summary.skipped) else None
+    page = write_report(runs, out or runs / "report") if report and (summary.finished or summary.skipped) else None
     _tell(summary, page, as_json)
     raise typer.Exit(summary.status)
 

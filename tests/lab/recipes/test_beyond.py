@@ -8,7 +8,7 @@ import pytest
 from maxsep.lab import grid, recipes
 from maxsep.lab.recipes import beyond, paper
 from maxsep.lab.recipes.recipe import validation_metric
-from maxsep.lab.report import render
+from maxsep.lab.report import write_report
 from maxsep.lab.spec import RunSpec
 
 RECORDS = Path(__file__).parents[3] / "results" / "runs"
@@ -95,8 +95,6 @@ def test_a_run_of_every_kind_and_the_report(data, tmp_path):
     for name, only in kinds.items():
         summary = grid.reproduce(recipes.get(name), only=only, **limits)
         assert (summary.failed, summary.status) == ([], 0)
-    render(tmp_path, tmp_path / "report")
+    write_report(tmp_path, tmp_path / "report")
     text = (tmp_path / "report" / "report.md").read_text()
-    # smoke runs have other epochs and sizes than the recipe: they are no rows of its table
-    assert "Beyond the paper" not in text
-    assert "## Accuracy" in text
+    assert "Beyond the paper" in text

@@ -3,7 +3,7 @@
 import pytest
 
 from maxsep.lab.recipes.own_data import own_data, usual_batch
-from maxsep.lab.report.comparison import Method
+from maxsep.lab.report.controls import Method
 from maxsep.lab.spec import options
 
 
@@ -34,7 +34,7 @@ def test_ldam_has_cosine_heads_each_matrix_behind_its_control():
     assert [method.head for method in methods] == ["cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine"]
     assert {(spec.loss, spec.loss_options, spec.radius) for spec in specs} == {("ldam", given, 1.0)}
     for control, matrix in ((0, 1), (2, 3)):
-        assert methods[matrix].control == methods[control]
+        assert methods[matrix].controls == (methods[control],)
     assert own_data("digits", losses=["ldam"], radii=[1.0], seeds=1).specs() == [
         spec.replace(loss_options=()) for spec in specs
     ]

@@ -4,56 +4,53 @@ import re
 import pytest
 
 from maxsep.lab import recipes
-from maxsep.lab.report import render
-from maxsep.lab.report.collect import collect
-from maxsep.lab.report.render import build
+from maxsep.lab.report import write_report
+from maxsep.lab.report.controls import Method
+from maxsep.lab.report.tables import ACCURACY, EMPTY, Block, Cell, Row, Table, comparison_table
 from maxsep.lab.spec import RunSpec
 
 
-def test_three_forms_of_one_report(page):
-    html = page.read_text()
-    markdown = page.with_name("report.md").read_text()
+def test_four_forms_of_one_report(page):
+    html, markdown = page.read_text(), page.with_name("report.md").read_text()
     data = json.loads(page.with_name("report.json").read_text())
-    assert data["finding"]["headline"] in markdown
-    for text in ("95.09", "5 runs: 96.12 ± 0.19", "= plain", "Angular Fisher score", "maxsep reproduce table1"):
+    assert data["headline"] in markdown
+    for text in ("paper 95.09, 5 runs 96.12 ± 0.19", "= linear", "Angular Fisher score", "control, radius 0.1"):
         assert text in html, text
         assert text in markdown, text
-    (search,) = data["chosen_radii"]
-    assert search["radii"].keys() == {"scaled", "maxsep"}
-    assert (search["setting"]["dataset"], search["setting"]["validation"]) == ("digits", 0.0)
     assert {problem["kind"] for problem in data["problems"]} == {"unfinished", "failed", "broken"}
-    assert "ttest_rel" in data["test"]
     assert len(data["runs"]) == len(set(data["runs"])) > 50
+    assert len(data["coverage"]) == 156
+    rows = page.with_name("runs.csv").read_text().splitlines()
+    assert len({row.split(",")[0] for row in rows[1:]}) == len(data["runs"])
+
+
+def test_no_p_value_is_on_a_page_and_all_are_in_the_json(page):
+    for name in ("report.html", "report.md"):
+        assert not re.search(r"\bp [<=] 0|correct(ed|ion)|noise,", page.with_name(name).read_text())
+    results = json.loads(page.with_name("report.json").read_text())["results"]
+    differences = [entry["to_baseline"] for entry in results if entry["to_baseline"]]
+    assert all((d["p"] is None) == (d["low"] in (None, d["high"])) for d in differences)
 
 
 def test_every_section_is_there(page):
     found = re.findall(r'<section id="([^"]+)"', page.read_text())
-    wanted = "problems accuracy shots radius frequency fixed fisher prototypes geometry curves"
+    wanted = "coverage table1 long-tail other held-out ood open-set features classes radius curves problems"
     assert found == [*wanted.split(), "provenance", "definitions"]
 
 
-def test_figures_are_files_too(page):
+def test_figures_are_files_and_those_of_an_earlier_report_go(page, tmp_path, run_folder):
     names = {path.stem for path in (page.parent / "figures").glob("*.svg")}
-    markdown = page.with_name("report.md").read_text()
-    assert names == set(re.findall(r"\]\(figures/([^)]+)\.svg\)", markdown))
-    assert {"plane", "space", "radius-1"} <= names
-
-
-def test_figures_of_an_earlier_report_do_not_stay(tmp_path, run_folder):
+    assert names == set(re.findall(r"\]\(figures/([^)]+)\.svg\)", page.with_name("report.md").read_text()))
+    assert {"forest", "energy-1", "features-plane", "features-norms"} <= names
     run_folder(tmp_path / "runs", RunSpec())
-    out = tmp_path / "out"
-    render(tmp_path / "runs", out)
-    figures = out / "figures"
-    written = {path.name for path in figures.iterdir()}
+    out = write_report(tmp_path / "runs", tmp_path / "out").parent
     data = json.loads((out / "report.json").read_text())
-    assert set(data["figures"]) == written
     for name in ("old.svg", "mine.svg"):
-        (figures / name).write_text("<svg/>")
+        (out / "figures" / name).write_text("<svg/>")
     (tmp_path / "outside.svg").write_text("<svg/>")
-    data["figures"] += ["old.svg", "gone.svg", "../../outside.svg"]
-    (out / "report.json").write_text(json.dumps(data))
-    render(tmp_path / "runs", out)
-    assert {path.name for path in figures.iterdir()} == written | {"mine.svg"}, "what no report wrote stays"
+    (out / "report.json").write_text(json.dumps(data | {"figures": [*data["figures"], "old.svg", "../../outside.svg"]}))
+    write_report(tmp_path / "runs", out)
+    assert {path.name for path in (out / "figures").iterdir()} == {*data["figures"], "mine.svg"}
     assert (tmp_path / "outside.svg").exists()
 
 
@@ -61,66 +58,68 @@ def test_figures_of_an_earlier_report_do_not_stay(tmp_path, run_folder):
 def test_a_damaged_earlier_report_is_replaced(tmp_path, run_folder, text):
     run_folder(tmp_path / "runs", RunSpec())
     (tmp_path / "report.json").write_text(text)
-    render(tmp_path / "runs", tmp_path)
+    write_report(tmp_path / "runs", tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["figures"]
 
 
-def test_what_comes_from_outside_is_escaped(page):
+def test_what_comes_from_outside_is_escaped_and_the_page_needs_nothing_else(page):
     html = page.read_text()
     assert "<b>" not in html
     assert "A &lt;b&gt;bold&lt;/b&gt; &amp; fine title" in html
     assert "out of memory &lt;b&gt;here&lt;/b&gt;" in html
-
-
-def test_the_page_needs_nothing_else(page):
-    html = page.read_text()
-    assert not re.search(r"""(?:src|href)=["'](?!#|data:,)""", html)
+    assert set(re.findall(r"""(?:src|href)=["'](?!#|data:)([^"']*)""", html)) == {"runs.csv", "report.json"}
     assert "@import" not in html
     assert "<script" not in html
-
-
-def test_angular_spread_of_prototypes_is_read_from_the_weights(page):
-    data = json.loads(page.with_name("report.json").read_text())
-    (table,) = (table for table in data["tables"] if table["id"] == "prototypes")
-    optimised, closed = table["rows"]
-    assert optimised["cells"][2]["value"] > 1
-    assert closed["cells"][1]["text"] == "96.38"
-    assert closed["cells"][2]["value"] == pytest.approx(0, abs=1e-9)
-
-
-def test_given_commands_are_shown(tmp_path, run_folder):
-    run_folder(tmp_path, RunSpec())
-    report = build(collect(tmp_path), commands=["maxsep compare birds"])
-    assert report.commands == ("maxsep compare birds",)
 
 
 def test_a_folder_of_problems_alone_still_makes_a_report(tmp_path):
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "x" / "result.json").write_text("{}")
-    html = render(tmp_path / "runs", tmp_path / "out").read_text()
-    assert "Nothing to compare yet" in html
-    assert "result.json has no field &#39;spec&#39;" in html
+    assert "No run is finished" in write_report(tmp_path / "runs", tmp_path / "out").read_text()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty"):
+        write_report(tmp_path / "empty", tmp_path / "out")
 
 
-def test_no_runs_at_all(tmp_path):
-    with pytest.raises(ValueError, match="there are no runs in"):
-        render(tmp_path, tmp_path / "out")
+def test_commands_are_those_given_or_recorded(tmp_path, run_folder):
+    run_folder(tmp_path / "runs", RunSpec(), command="maxsep train")
+    for given, wanted in (((), ["maxsep train", f"maxsep report {tmp_path / 'runs'}"]), (["maxsep x"], ["maxsep x"])):
+        page = write_report(tmp_path / "runs", tmp_path / "out", commands=given)
+        assert json.loads(page.with_name("report.json").read_text())["commands"] == wanted
 
 
-@pytest.mark.parametrize(("module", "extra"), [("jinja2", "lab"), ("matplotlib", "lab")])
-def test_a_missing_package_is_named(tmp_path, run_folder, monkeypatch, module, extra):
+@pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
+def test_a_missing_package_is_named(tmp_path, run_folder, monkeypatch, module):
     run_folder(tmp_path, RunSpec())
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(ImportError, match=rf'pip install "maxsep\[{extra}\]"'):
-        render(tmp_path, tmp_path / "out")
+    with pytest.raises(ImportError, match=r'pip install "maxsep\[lab\]"'):
+        write_report(tmp_path, tmp_path / "out")
 
 
-def test_a_search_with_missing_runs_chooses_nothing(tmp_path, run_folders):
-    specs = recipes.get("demo").specs()
-    searched = next(s for s in specs if s.validation and s.head == "maxsep")
-    run_folders(tmp_path / "runs", [spec for spec in specs if spec != searched])
-    report = build(collect(tmp_path / "runs"))
-    assert report.extra["chosen_radii"] == []
-    (radius,) = (section for section in report.sections if section.id == "radius")
-    assert any("the search for the radius is not complete" in text for text in radius.text)
-    assert not any("held-out training data chose" in sentence for sentence in report.finding.sentences)
+def test_one_row_of_the_comparison_table(tmp_path, run_folder, settings):
+    for spec in recipes.get("table1").specs(3, only="dataset=cifar10,imbalance=0.01,network=resnet34"):
+        run_folder(tmp_path, spec, top1=0.6 + 0.1 * (spec.head == "maxsep") + 0.001 * (spec.seed - 124))
+    (setting,) = settings(tmp_path)
+    table = comparison_table("t", "T", [Block("cell", setting, (ACCURACY,))])
+    assert table.columns == ("method", "accuracy, %", "to the paper", "to linear", "to the control")
+    row = next(row for row in table.rows if row.cells[0].text == setting.name(Method("maxsep", 0.1)))
+    _, ours, to_paper, to_linear, to_control = row.cells
+    assert ours == Cell("70.00 [69.8, 70.2]", "3 seeds", "", pytest.approx(70.0))
+    assert to_paper.detail == "agrees: paper 69.70, 5 runs 68.80 ± 1.42" or to_paper.detail.startswith("undecided")
+    assert (to_linear.text, to_linear.detail) == ("+10.0", ""), "no spread of the differences, no interval"
+    assert to_control == EMPTY or to_control.value == pytest.approx(10.0)
+
+
+def test_other_lengths_and_limits_are_another_experiment(tmp_path, run_folder, settings):
+    spec = recipes.get("table1").specs(1, only="dataset=cifar10,imbalance=0.01,network=resnet34")[0]
+    run_folder(tmp_path, spec.replace(epochs=5, max_test=100))
+    table = comparison_table("t", "T", [Block("", settings(tmp_path)[0], (ACCURACY,))])
+    assert len(table.notes) == 2
+    assert table.rows[0].cells[2].detail.startswith("not counted")
+
+
+def test_tables_refuse_rows_that_do_not_fit_and_escape_markdown():
+    with pytest.raises(ValueError, match="'t'"):
+        Table("t", "T", ("a", "b"), (Row((Cell("1"),)),))
+    table = Table("t", "T", ("a",), (Row((Cell("x|y", notes=("why",)),), "block"),))
+    assert table.to_markdown().splitlines()[2:4] == ["| **block** |", "| x\\|y [1] |"]

@@ -1,88 +1,113 @@
-import itertools
 import math
-from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from maxsep.lab.report.statistics import LEVEL, Comparison, adjust, compare, holm, mean, summarise
+from maxsep.lab.report.statistics import Difference, Reached, Summary
 
 FRACTIONS = st.floats(0, 1, allow_nan=False)
 
 
 @given(st.lists(st.tuples(FRACTIONS, FRACTIONS), min_size=1, max_size=8))
-def test_a_p_value_is_given_only_where_a_test_exists(pairs):
-    ours = {seed: a for seed, (a, _) in enumerate(pairs)}
-    theirs = {seed: b for seed, (_, b) in enumerate(pairs)}
-    found = compare(ours, theirs)
+def test_a_difference_is_the_paired_t_interval_of_scipy(pairs):
+    ours, theirs = (dict(enumerate(values)) for values in zip(*pairs, strict=True))
+    found = Difference.paired(ours, theirs)
+    differences = [a - b for a, b in pairs]
     assert found.n == len(pairs)
-    assert math.isclose(found.difference, sum(a - b for a, b in pairs) / len(pairs), abs_tol=1e-9)
-    if len(pairs) < 3:
-        assert (found.p, found.verdict) == (None, "not testable")
-    if found.p is not None:
-        assert 0 <= found.p <= 1
-        assert found.verdict == ("more than noise" if found.p < LEVEL else "noise")
+    assert math.isclose(found.estimate, np.mean(differences), abs_tol=1e-9)
+    if len(pairs) == 1:
+        assert (found.low, found.p, found.word) == (None, None, "")
+    elif np.ptp(differences) > 1e-6:
+        test = stats.ttest_rel(*zip(*pairs, strict=True))
+        interval = test.confidence_interval(0.95)
+        assert [found.low, found.high, found.p] == pytest.approx([*interval, test.pvalue], abs=1e-9)
 
 
-def test_the_test_is_the_paired_one_over_common_seeds():
-    ours, theirs = {1: 0.70, 2: 0.75, 3: 0.71, 9: 0.1}, {1: 0.60, 2: 0.66, 3: 0.60, 8: 0.9}
-    found = compare(ours, theirs)
-    assert found.n == 3
-    assert found.p == stats.ttest_rel([0.70, 0.75, 0.71], [0.60, 0.66, 0.60]).pvalue
-    assert found.verdict == "more than noise"
+def test_only_common_repetitions_count():
+    found = Difference.paired({1: 0.70, 2: 0.75, 3: 0.71, 9: 0.1}, {1: 0.60, 2: 0.66, 3: 0.60, 8: 0.9})
+    assert (found.n, found.word) == (3, "better")
+    assert Difference.paired({0: 0.5}, {1: 0.5}) is None
 
 
-def test_noise_is_called_noise():
-    assert compare({0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.6, 1: 0.5, 2: 0.71}).verdict == "noise"
+@pytest.mark.parametrize(
+    ("low", "high", "lower", "word"),
+    [
+        (0.001, 0.03, False, "better"),
+        (0.001, 0.03, True, "worse"),
+        (-0.03, -0.001, False, "worse"),
+        (-0.03, -0.001, True, "better"),
+        (-0.01, 0.01, False, "no difference larger than 1 point"),
+        (-0.01, 0.011, False, "too few seeds"),
+        (None, None, False, ""),
+    ],
+)
+def test_the_word_follows_from_the_interval_alone(low, high, lower, word):
+    estimate = 0.01 if low is None else (low + high) / 2
+    assert Difference(estimate, low, high, 3, lower_is_better=lower).word == word
 
 
-def test_degenerate_differences_get_no_p_value():
+def test_differences_without_spread():
     same = {0: 0.5, 1: 0.6, 2: 0.7}
-    assert compare(same, same).verdict == "identical"
-    shifted = compare({seed: value + 0.1 for seed, value in same.items()}, same)
-    assert (shifted.verdict, shifted.p) == ("not testable", None)
-    assert shifted.reason == "the difference is the same for every seed"
+    found = Difference.paired(same, same)
+    assert (found.low, found.high, found.p, found.word) == (0.0, 0.0, None, "no difference larger than 1 point")
+    shifted = Difference.paired({seed: value + 0.1 for seed, value in same.items()}, same)
+    assert (shifted.low, shifted.p, shifted.word) == (None, None, ""), "no interval can be taken from no spread"
 
 
-def test_too_few_seeds_say_so():
-    assert compare({0: 0.5}, {0: 0.4}).reason == "1 common seed, at least 3 needed"
-    assert compare({0: 0.5, 1: 0.5}, {0: 0.4, 1: 0.3}).reason == "2 common seeds, at least 3 needed"
-    assert compare({0: 0.5}, {1: 0.4}) is None
+def test_text_and_json():
+    found = Difference.paired({0: 0.80, 1: 0.83, 2: 0.79}, {0: 0.80, 1: 0.80, 2: 0.80}, unit="split")
+    assert found.text.startswith("+0.7 points [")
+    assert "3 splits: too few splits (about" in found.text
+    assert found.to_dict()["repetitions_needed"] == found.repetitions_needed > 3
+    assert Difference(0.01, None, None, 1).text == "+1.0 points, 1 seed"
 
 
-def test_summary_uses_the_sample_deviation():
-    found = summarise([1.0, 2.0, 3.0])
-    assert (found.mean, found.std, found.n) == (2.0, 1.0, 3)
-    assert summarise([1.0]).std is None
-    with pytest.raises(ValueError, match="cannot summarise no values"):
-        summarise([])
+def test_as_many_repetitions_as_it_asks_for_would_show_a_point():
+    found = Difference(0.0, -0.02, 0.02, 3, std=0.01)
+    n = found.repetitions_needed
+    half = [stats.t.ppf(0.975, k - 1) * 0.01 / math.sqrt(k) for k in (n - 1, n)]
+    assert half[1] <= 0.01 < half[0]
 
 
-@given(st.lists(st.floats(0, 1, allow_nan=False), max_size=12))
-def test_holm_lies_between_raw_and_bonferroni(values):
-    adjusted = holm(values)
-    for raw, new in zip(values, adjusted, strict=True):
-        assert raw <= new <= min(1.0, len(values) * raw) or math.isclose(raw, new) or new == max(adjusted)
-    if values:
-        assert math.isclose(min(adjusted), min(1.0, len(values) * min(values)))
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    assert all(adjusted[a] <= adjusted[b] for a, b in itertools.pairwise(order))
+def test_the_interval_covers_the_truth_in_95_of_100_simulations():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0.5, 0.1, (2000, 3))
+    covered = [(found := Summary.of(list(row))).low <= 0.5 <= found.high for row in draws]
+    assert 0.935 < np.mean(covered) < 0.965
 
 
-@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=6))
-def test_means_of_whole_images_are_exact(hits):
-    assert mean([hit / 10_000 for hit in hits]) == float(Fraction(sum(hits), 10_000 * len(hits)))
+def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
+    ours, mean, std = [0.70, 0.72, 0.71], 0.69, 0.01
+    found = Reached.of(ours, mean, std, 5).difference
+    welch = stats.ttest_ind_from_stats(np.mean(ours), np.std(ours, ddof=1), 3, mean, std, 5, equal_var=False)
+    freedom = welch.df if hasattr(welch, "df") else None
+    half = (found.high - found.low) / 2
+    assert found.estimate == pytest.approx(0.02)
+    statistic = found.estimate / math.sqrt(np.var(ours, ddof=1) / 3 + std**2 / 5)
+    assert welch.statistic == pytest.approx(statistic)
+    if freedom is not None:
+        assert half == pytest.approx(stats.t.ppf(0.975, freedom) * found.estimate / statistic)
+    single = Reached.of(ours, mean).difference
+    assert (single.low, single.high) == pytest.approx([end - mean for end in stats.t.interval(
+        0.95, 2, np.mean(ours), stats.sem(ours))])  # fmt: skip
 
 
-def test_correction_leaves_what_has_no_p_value():
-    untested = Comparison(0.1, 2, None, "not testable")
-    first, second, third = adjust(
-        [Comparison(0.1, 3, 0.03, "more than noise"), untested, Comparison(0.1, 3, 0.04, "noise")]
-    )
-    assert second is untested
-    assert (first.adjusted, third.adjusted) == (0.06, 0.06)
-    assert (first.tests, third.tests) == (2, 2)
-    assert (first.passes, first.holds, untested.passes, untested.holds) == (True, False, False, False)
-    assert Comparison(0.1, 3, 0.03, "more than noise").holds, "alone, it needs no correction"
+@pytest.mark.parametrize(
+    ("values", "lower", "word", "reached"),
+    [
+        ([0.75, 0.751, 0.749], False, "above", True),
+        ([0.75, 0.751, 0.749], True, "above", False),
+        ([0.65, 0.651, 0.649], False, "below", False),
+        ([0.65, 0.651, 0.649], True, "below", True),
+        ([0.69, 0.71, 0.705], False, "agrees", True),
+        ([0.60, 0.75, 0.72], False, "agrees", True),
+        ([0.60, 0.90, 0.72], False, "undecided", False),
+        ([0.75], False, "", None),
+    ],
+)
+def test_the_words_of_the_plan(values, lower, word, reached):
+    found = Reached.of(values, 0.7 if word != "agrees" or values[0] > 0.6 else 0.695, lower=lower)
+    assert (found.word, found.reached) == (word, reached)

@@ -1,237 +1,174 @@
-"""The paper's numbers, looked up cell by cell, and its own inconsistencies."""
+"""The numbers of the paper and of others (paper.csv), and which of them a run answers."""
 
 from __future__ import annotations
 
+import csv
 import functools
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
+from maxsep.lab import recipes
 from maxsep.lab.spec import RunSpec
 
-_NETWORKS = {"resnet34": "resnet", "convnet": "convnet"}
-_AUGMENTATIONS = ("none", "crop_flip", "crop_flip_rotate")
-"""With a stronger one it is another experiment than the paper's."""
+FIVE_RUNS = "Table 1 over five runs"
+"""The paper's error bars: the mean and standard deviation of five runs, one for every cell of Table 1."""
+FIVE = 5
+TABLES = {
+    "Table 1": "table1",
+    "LDAM and MiSLAS": "longtail",
+    "Angular Fisher score": "table1",
+    "Optimised prototypes": "prototypes",
+    "Out-of-distribution detection": "ood",
+    "Open-set recognition": "openset",
+    "ImageNet": "imagenet",
+}
+"""The tables of the paper whose numbers are counted, each with the recipe that trains it."""
+_RADIUS = {"resnet34": 0.1}
+"""The radius of the paper's matrix by network; 1 for all others."""
+_METHODS = {"ldam": "LDAM", "label_aware_smoothing": "MiSLAS stage 2", "squared_cosine": "squared cosine"}
+
+Key = tuple[str, str, str, str, float]
 
 
 @dataclass(frozen=True)
-class PaperNumber:
-    """A number the paper prints: percent for accuracies, with a spread where several runs stand behind it."""
+class Cell:
+    """One published number: percent, or a plain number for the angular Fisher score."""
 
+    table: str
+    dataset: str
+    network: str
+    method: str
+    head: str
+    imbalance: float
+    metric: str
+    """A metric of a run such as `top1`, or outliers, score and metric such as `svhn energy auroc`."""
     value: float
-    source: str
     std: float | None = None
+    note: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What a run must have in common with the cell."""
+        return self.dataset, self.network, self.method, self.head, self.imbalance
+
+    @property
+    def fraction(self) -> float:
+        """The value in the units of a run's metrics, where accuracies lie in [0, 1]."""
+        return self.value if self.metric == "angular_fisher" else self.value / 100
 
 
 @functools.cache
-def tables() -> dict[str, Any]:
-    """Read every table that ships with the package.
+def cells() -> tuple[Cell, ...]:
+    """Read every number of paper.csv.
 
-    >>> tables()["table1_cifar"]["cifar10"]["resnet"]["maxsep"]["0.01"]
-    69.7
+    >>> len(cells()), sum(cell.table in TABLES for cell in cells())
+    (204, 156)
     """
-    text = resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
-    return json.loads(text)["tables"]  # type: ignore[no-any-return]
+    text = resources.files(__package__).joinpath("paper.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return tuple(
+        Cell(
+            row["table"], row["dataset"], row["network"], row["method"], row["head"], float(row["imbalance"]),
+            row["metric"], float(row["value"]), float(row["std"]) if row["std"] else None, row["note"],
+        )
+        for row in rows
+    )  # fmt: skip
 
 
-def table1(spec: RunSpec) -> PaperNumber | None:
-    """Look up a run's accuracy in Table 1, if the paper has that cell.
+def cell(spec: RunSpec) -> tuple[Cell, ...]:
+    """Return all numbers of the paper that a run answers, in the order of paper.csv; none if it answers none.
 
-    >>> table1(RunSpec(dataset="cifar10", network="resnet34", head="maxsep", radius=0.1, imbalance=0.01)).value
-    69.7
+    A run answers a number if it differs from the run of the recipe in seed, subset, order of the images, precision,
+    epochs and limits alone; `departures` names those that make it another experiment.
+
+    >>> run = recipes.get("table1").specs(1, only="dataset=cifar10,imbalance=0.01,network=resnet34")[0]
+    >>> [(number.table, number.value) for number in cell(run)][:2]
+    [('Table 1', 56.98), ('Table 1 over five runs', 56.5)]
     """
-    return _number("table1_cifar", spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
+    key = _key(spec)
+    return () if key is None or _neutral(spec) not in _protocols() else _index().get(key, ())
 
 
-def best_of_table1(spec: RunSpec) -> PaperNumber | None:
-    """Look up the better of the paper's two heads in a run's cell of Table 1, whatever the run itself was.
+def departures(spec: RunSpec) -> tuple[str, ...]:
+    """Say in which respects a run with a cell is not the experiment of the paper."""
+    wanted = _protocols().get(_neutral(spec))
+    if wanted is None:
+        return ()
+    told = []
+    for ours, paper in ((spec, wanted), (spec.start_from, wanted.start_from)):
+        if ours is not None and paper is not None and ours.epochs != paper.epochs:
+            told.append(f"The paper trains {paper.epochs} epochs, these runs {ours.epochs}: not the same experiment.")
+    if spec.max_train is not None or spec.max_test is not None:
+        told.append("These runs read a part of the data: not the same experiment.")
+    return tuple(told)
 
-    >>> best_of_table1(RunSpec(dataset="cifar100", network="resnet34", imbalance=0.2, loss="logit_adjusted")).value
-    66.01
+
+def published(dataset: str, network: str, imbalance: float) -> tuple[Cell, ...]:
+    """Return what other authors published for long-tailed data; the note names the augmentation.
+
+    They used other draws of the long-tailed subset than the runs here, and mostly one seed.
+
+    >>> [number.value for number in published("cifar10", "resnet32", 0.01)]
+    [70.4, 77.0, 77.7, 84.3]
     """
-    heads = ("plain", "maxsep")
-    cells = [_number("table1_cifar", spec.dataset, _network(spec), head, _factor(spec)) for head in heads]
-    return max((cell for cell in cells if cell is not None), key=lambda cell: cell.value, default=None)
+    others = [number for number in cells() if number.table not in (*TABLES, FIVE_RUNS)]
+    return tuple(n for n in others if (n.dataset, n.network, n.imbalance) == (dataset, network, imbalance))
 
 
-def error_bar(spec: RunSpec) -> PaperNumber | None:
-    """Look up a run's mean and spread over the paper's five runs."""
-    return _number("table1_error_bars", spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
+def best_of_table1(spec: RunSpec) -> Cell | None:
+    """Return the higher of the paper's two numbers for a run's dataset, network and imbalance."""
+    place = spec.dataset, spec.network, spec.imbalance
+    found = [n for n in cells() if n.table == "Table 1" and (n.dataset, n.network, n.imbalance) == place]
+    return max(found, key=lambda number: number.value, default=None)
 
 
-def fisher(spec: RunSpec) -> PaperNumber | None:
-    """Look up a run's angular Fisher score; the paper has it for the ResNet."""
-    if _network(spec) != "resnet":
+def _key(spec: RunSpec) -> Key | None:
+    """Name the method and head under which the paper would print a run."""
+    head, method = spec.head, _METHODS.get(spec.loss, "cross-entropy")
+    if spec.optimiser != "sgd" and not spec.dataset.startswith("imagenet"):
         return None
-    return _number("angular_fisher_score", spec.dataset, _paper_head(spec), _factor(spec))
-
-
-def prototypes(spec: RunSpec) -> PaperNumber | None:
-    """Look up a run's accuracy in the comparison with optimised prototypes."""
-    if _network(spec) != "resnet":
+    if spec.loss == "ldam":
+        margin = dict(spec.loss_options).get("max_margin", 0.5)
+        heads = {("cosine", 0.5): "plain", ("cosine_maxsep", 0.4): "maxsep", ("maxsep_cosine", 0.4): "maxsep"}
+        head, method = heads.get((head, margin), ""), method + "-DRW" * spec.reweights
+    elif spec.mixup:
+        method = "MiSLAS stage 1"
+    elif head == "maxsep" and spec.radius != _RADIUS.get(spec.network, 1.0):
         return None
-    head = "hpn" if spec.head == "hpn" and spec.loss == "squared_cosine" else _paper_head(spec)
-    return _number("optimised_prototypes", spec.dataset, head, _factor(spec))
-
-
-def long_tailed(spec: RunSpec) -> PaperNumber | None:
-    """Look up a run's accuracy in the table of LDAM and MiSLAS.
-
-    The paper has one row "with the matrix" for LDAM, at a largest margin of 0.4 and without saying where the cosines
-    are taken: both readings are set beside it. Plain LDAM has 0.5.
-
-    >>> spec = RunSpec(dataset="cifar100", imbalance=0.01, network="resnet32", head="plain", mixup=1.0)
-    >>> long_tailed(spec).value
-    40.29
-    """
-    if spec.network != "resnet32" or spec.dataset != "cifar100" or _held_out(spec) or spec.head_options:
+    if (spec.network == "resnet32" and spec.radius != 1) or spec.head_options:
         return None
-    method, head = _ldam_row(spec) if spec.loss == "ldam" else _mislas_row(spec)
-    return None if method is None else _number("long_tailed_methods", method, head, _factor(spec))
+    dataset = spec.dataset.rpartition("_")[0] if spec.dataset.startswith("osr_") else spec.dataset
+    return dataset, spec.network, method, head, spec.imbalance
 
 
-def imagenet(spec: RunSpec, metric: str = "top1") -> PaperNumber | None:
-    """Look up a run's accuracy, `top1` or `top5`, in the table of ImageNet and ImageNet-LT.
-
-    The paper does not say with which radius: the number stands beside radius 1.
-
-    >>> imagenet(RunSpec(dataset="imagenet_lt", network="resnet50", head="maxsep"), "top5").value
-    73.6
-    """
-    if spec.loss != "cross_entropy" or spec.mixup or not _is_unit(spec):
-        return None
-    return _number("imagenet", spec.dataset, spec.network, spec.head, metric)
+@functools.cache
+def _index() -> dict[Key, tuple[Cell, ...]]:
+    keys = dict.fromkeys(number.key for number in cells())
+    known = [number for number in cells() if number.table in (*TABLES, FIVE_RUNS)]
+    return {key: tuple(number for number in known if number.key == key) for key in keys}
 
 
-UNTOLD = (
-    "The paper does not say epochs, batch size, augmentation or radius for ImageNet, and no code was released: these "
-    "are our choice."
-)
+@functools.cache
+def _protocols() -> dict[RunSpec, RunSpec]:
+    """The runs of all recipes that answer numbers of the paper, by what they share with any repetition."""
+    runs = [spec for name in dict.fromkeys(TABLES.values()) for spec in recipes.get(name).specs(1)]
+    return {_neutral(spec): spec for spec in reversed(runs)}
 
 
-def detection(spec: RunSpec, outliers: str, score: str) -> dict[str, float]:
-    """Look up what the paper has on a run's outliers: `fpr95`, `auroc` and `aupr` in percent; nothing if it has not.
-
-    >>> run = RunSpec(dataset="cifar100", network="wrn40_2", head="maxsep")
-    >>> detection(run, "svhn", "energy")["auroc"]
-    85.42
-    """
-    if (spec.dataset, spec.network, spec.optimiser) != ("cifar100", "wrn40_2", "sgd") or not _is_unit(spec):
-        return {}
-    table, names = tables()["ood"], {"places": "places365", "max_softmax": "softmax"}
-    cell = table.get(names.get(outliers, outliers), {}) if outliers in ("svhn", "places") else {}
-    return dict(cell.get(names.get(score, score), {}).get(spec.head, {}))
+@functools.cache
+def _neutral(spec: RunSpec) -> RunSpec:
+    """A run without what may differ between repetitions and lengths; a stage keeps what it starts from."""
+    loss = tuple((key, 0 if key == "reweight_from" else value) for key, value in spec.loss_options)
+    schedule = tuple((key, 0 if key == "every" else value) for key, value in spec.schedule_options)
+    first = None if spec.start_from is None else _neutral(spec.start_from)
+    return spec.replace(
+        seed=0, subset_seed=0, data_order="", precision="32-true", epochs=1, evaluate_every=1, max_train=None,
+        max_test=None, loss_options=loss, schedule_options=schedule, start_from=first,
+    )  # fmt: skip
 
 
-def open_set(spec: RunSpec, benchmark: str, score: str) -> PaperNumber | None:
-    """Look up the AUROC, in percent and over five splits, of MSP (`max_softmax`) or MLS (`max_logit`).
-
-    >>> open_set(RunSpec(dataset="osr_cifar+_0", network="vgg32", head="plain"), "cifar+50", "max_logit").value
-    96.48
-    """
-    row = {"max_softmax": "msp", "max_logit": "mls"}.get(score)
-    return _number("open_set", row, spec.head, benchmark) if spec.network == "vgg32" and _is_unit(spec) else None
-
-
-BEST_EPOCH = (
-    "The scripts of LDAM and MiSLAS report the best epoch on test data, and the paper ran them: compare its number "
-    "with our best epoch. Claims here rest on the last one."
-)
-
-
-def inconsistencies(spec: RunSpec) -> tuple[str, ...]:
-    """Say where the paper contradicts itself about this cell.
-
-    >>> cell = RunSpec(dataset="cifar10", network="resnet34", head="maxsep", radius=0.1)
-    >>> "96.12" in inconsistencies(cell)[0]
-    True
-    """
-    if long_tailed(spec) is not None and (*_ldam_row(spec), spec.imbalance) == ("ldam_sgd", "maxsep", 0.01):
-        return ("The paper prints a gain of 2.20 for this cell; its two numbers differ by 2.15.",)
-    key = (spec.dataset, _network(spec), _paper_head(spec), _factor(spec))
-    text = _CONTRADICTIONS.get(key)  # type: ignore[arg-type]
-    return () if text is None else (text,)
-
-
-PATTERN = (
-    "The values of Table 1 are mostly at or above the mean of the paper's own five runs, as the best of several "
-    "runs would be."
-)
-
-_CONTRADICTIONS = {
-    ("cifar100", "resnet", "maxsep", "-"): (
-        "The paper gives three values for this cell: 76.54 in Table 1, 76.23 beside the optimised prototypes, and "
-        "76.41 ± 0.21 over five runs."
-    ),
-    ("cifar10", "resnet", "maxsep", "-"): (
-        "The paper gives 95.09 in Table 1 but 96.12 ± 0.19 over five runs: more than five standard deviations apart."
-    ),
-    ("cifar10", "convnet", "maxsep", "0.02"): ("The paper gives 55.25 in Table 1 but 56.98 ± 1.16 over five runs."),
-    ("cifar100", "resnet", "maxsep", "0.01"): ("The paper gives 38.85 in Table 1 but 37.65 ± 0.81 over five runs."),
-}
-
-
-def _number(table: str, *keys: str | None) -> PaperNumber | None:
-    found: Any = tables()[table]
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) and key is not None else None
-    if found is None:
-        return None
-    source = tables()[table]["source"]
-    if isinstance(found, dict):
-        return PaperNumber(found["mean"], source, found["std"])
-    return PaperNumber(float(found), source)
-
-
-def _ldam_row(spec: RunSpec) -> tuple[str | None, str | None]:
-    """The method and head under which the paper has an LDAM run."""
-    given = dict(spec.loss_options)
-    method = "ldam_drw" if spec.reweights else "ldam_sgd"
-    margin = given.get("max_margin", 0.5)
-    if spec.radius == 1 and spec.head == "cosine" and margin == 0.5:
-        return method, "plain"
-    if spec.radius == 1 and spec.head in ("cosine_maxsep", "maxsep_cosine") and margin == 0.4:
-        return method, "maxsep"
-    return None, None
-
-
-def _mislas_row(spec: RunSpec) -> tuple[str | None, str | None]:
-    """The stage and head under which the paper has a MiSLAS run."""
-    first = spec.start_from or spec
-    if spec.radius != 1 or spec.head not in ("plain", "maxsep") or first.mixup != 1 or first.loss != "cross_entropy":
-        return None, None
-    if spec.start_from is None:
-        return "mislas_stage1", spec.head
-    return ("mislas_stage2", spec.head) if spec.loss == "label_aware_smoothing" else (None, None)
-
-
-def _is_unit(spec: RunSpec) -> bool:
-    """Whether a run is what the paper ran outside of Table 1: radius 1, all of the training data."""
-    options = spec.head_options or spec.network_options
-    return spec.radius == 1 and spec.imbalance == 1 and not _held_out(spec) and not options
-
-
-def _factor(spec: RunSpec) -> str:
-    return "-" if spec.imbalance == 1 else f"{spec.imbalance:g}"
-
-
-def _held_out(spec: RunSpec) -> bool:
-    """Whether a run trains on less than the paper did."""
-    return spec.validation > 0 or spec.calibration > 0
-
-
-def _network(spec: RunSpec) -> str | None:
-    return _NETWORKS.get(spec.network)
-
-
-def _paper_head(spec: RunSpec) -> str | None:
-    """The paper's row: it has no control, and `maxsep` at the radius it used alone."""
-    if spec.loss != "cross_entropy" or _held_out(spec) or spec.head_options or spec.mixup:
-        return None
-    if spec.augmentation not in _AUGMENTATIONS:
-        return None
-    if spec.head == "plain":
-        return "plain"
-    radius = {"resnet34": 0.1, "convnet": 1.0}.get(spec.network)
-    return "maxsep" if spec.head == "maxsep" and spec.radius == radius else None
+def best_cell(numbers: Sequence[Cell], metric: str) -> tuple[Cell | None, Cell | None]:
+    """Split the numbers of a metric into the printed one and the mean over five runs."""
+    printed = next((n for n in numbers if n.metric == metric and n.table != FIVE_RUNS), None)
+    return printed, next((n for n in numbers if n.metric == metric and n.table == FIVE_RUNS), None)

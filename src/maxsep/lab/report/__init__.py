@@ -1,6 +1,5 @@
-"""From run folders to a page: tables beside the paper's, figures, and what the numbers allow one to say."""
+"""From run folders to a page: one tidy table, comparisons with intervals, figures, and what was reproduced."""
 
-from maxsep.lab.report.collect import Collection, Problem, Record, collect
-from maxsep.lab.report.render import build, render
+from maxsep.lab.report.render import write_report
 
-__all__ = ["Collection", "Problem", "Record", "build", "collect", "render"]
+__all__ = ["write_report"]

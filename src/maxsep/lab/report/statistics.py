@@ -1,163 +1,210 @@
-"""Mean, spread and a paired test: whether a difference is more than the noise of seeds."""
+"""Means with 95 % t-intervals, paired differences, and the words for them that docs/plan.md defines."""
 
 from __future__ import annotations
 
-import dataclasses
-import statistics as _statistics
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Literal
+from statistics import fmean, stdev
+from typing import Any, TypeVar
 
-MIN_SEEDS = 3
-LEVEL = 0.05
-TEST = "paired two-sided t-test over common seeds (scipy.stats.ttest_rel)"
+from maxsep.packages import load_package
+
+MARGIN = 0.01
+"""One point: a difference whose interval lies within it is called none, and a reached cell agrees within it."""
 _FLAT = 1e-9
 """Differences that vary less than this do not vary: the t statistic would divide by rounding error."""
+_MOST = 1000
 
-Verdict = Literal["more than noise", "noise", "not testable", "identical"]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean with its sample standard deviation (n - 1), which one value does not have."""
+    """A mean over n repetitions with its sample standard deviation and 95 % t-interval; one value has neither."""
 
     mean: float
     std: float | None
+    low: float | None
+    high: float | None
     n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary:
+        """Summarise at least one value.
+
+        >>> Summary.of([1.0, 2.0, 3.0]).high
+        4.484137711909649
+        """
+        mean = fmean(values)
+        std = stdev(values) if len(values) > 1 else None
+        half = math.nan if std is None else _quantile(len(values) - 1) * std / math.sqrt(len(values))
+        low, high = (None, None) if std is None else (mean - half, mean + half)
+        return cls(mean, std, low, high, len(values))
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A difference of means over common seeds and what a test says about it.
+class Difference:
+    """The mean of paired differences with its 95 % t-interval, and the one word that the interval allows.
 
-    `adjusted` is the p-value after Holm's correction for the `tests` shown, this one included; without others it is p.
+    Every comparison of report and `compare` is one of these. Values are fractions; texts are in points (hundredths).
     """
 
-    difference: float
+    estimate: float
+    low: float | None
+    high: float | None
     n: int
-    p: float | None
-    verdict: Verdict
-    reason: str = ""
-    adjusted: float | None = None
-    tests: int = 1
+    std: float | None = None
+    p: float | None = None
+    unit: str = "seed"
+    lower_is_better: bool = False
+
+    @classmethod
+    def paired(
+        cls, values: Mapping[Key, float], reference: Mapping[Key, float], unit: str = "seed", lower: bool = False
+    ) -> Difference | None:
+        """Subtract a reference repetition by repetition; None without a common one.
+
+        Args:
+            values: A value for each repetition (seed or split).
+            reference: The same for what to compare with.
+            unit: What a repetition is called.
+            lower: Whether a negative difference is the better one.
+
+        >>> Difference.paired({0: 0.80, 1: 0.81, 2: 0.79}, {0: 0.70, 1: 0.73, 2: 0.70}).word
+        'better'
+        """
+        common = [key for key in values if key in reference]
+        if not common:
+            return None
+        found = Summary.of([values[key] - reference[key] for key in common])
+        low, high, p = found.low, found.high, None
+        if found.std is not None and found.std <= _FLAT:  # no spread to take an interval from
+            low = high = 0.0 if abs(found.mean) <= _FLAT else None
+        elif found.std is not None:
+            statistic = abs(found.mean) / found.std * math.sqrt(found.n)
+            p = 2 * float(load_package("scipy.special", "lab").stdtr(found.n - 1, -statistic))
+        return cls(found.mean, low, high, found.n, found.std, p, unit, lower)
 
     @property
-    def passes(self) -> bool:
-        """Whether the test, taken alone, calls the difference more than noise."""
-        return self.p is not None and self.p < LEVEL
+    def excludes_zero(self) -> bool:
+        """Whether the 95 % interval excludes 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
-    def holds(self) -> bool:
-        """Whether it still does after correction for the number of tests."""
-        corrected = self.p if self.adjusted is None else self.adjusted
-        return corrected is not None and corrected < LEVEL
+    def word(self) -> str:
+        """`better`, `worse`, `no difference larger than 1 point`, or `too few seeds`; empty without an interval."""
+        if self.low is None or self.high is None:
+            return ""
+        if self.excludes_zero:
+            return "better" if (self.estimate < 0) == self.lower_is_better else "worse"
+        if self.low >= -MARGIN and self.high <= MARGIN:
+            return "no difference larger than 1 point"
+        return f"too few {self.unit}s"
+
+    @property
+    def repetitions_needed(self) -> int | None:
+        """About how many repetitions would show a difference of 1 point: the interval's half-width falls to it."""
+        if not self.std:
+            return None
+        enough = (n for n in range(2, _MOST) if _quantile(n - 1) * self.std / math.sqrt(n) <= MARGIN)
+        return next(enough, _MOST)
+
+    def format(self, scale: float = 100, digits: int = 1) -> str:
+        """The estimate with its interval, in points by default.
+
+        >>> Difference(0.0072, -0.0069, 0.0212, 3).format()
+        '+0.7 [−0.7, +2.1]'
+        """
+        text = signed(scale * self.estimate, digits)
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{signed(scale * self.low, digits)}, {signed(scale * self.high, digits)}]"
+
+    @property
+    def text(self) -> str:
+        """One line: estimate, interval, repetitions, word.
+
+        >>> Difference(0.0072, -0.0069, 0.0212, 3, std=0.0057).text
+        '+0.7 points [−0.7, +2.1], 3 seeds: too few seeds (about 4 would show 1 point)'
+        """
+        estimate, _, ends = self.format().partition(" ")
+        line = f"{estimate} points{' ' + ends if ends else ''}, {plural(self.n, self.unit)}"
+        few = self.word.startswith("too few") and self.repetitions_needed
+        advice = f" (about {self.repetitions_needed} would show 1 point)" if few else ""
+        return f"{line}: {self.word}{advice}" if self.word else line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; fractions."""
+        numbers = {"difference": self.estimate, "low": self.low, "high": self.high, "n": self.n, "p": self.p}
+        return {**numbers, "unit": self.unit, "word": self.word, "repetitions_needed": self.repetitions_needed}
 
 
-def summarise(values: Sequence[float]) -> Summary:
-    """Mean, sample standard deviation and number of values.
+@dataclass(frozen=True)
+class Reached:
+    """Ours minus a printed number, with the interval and the word of the plan: above, below, agrees or undecided."""
 
-    >>> summarise([1.0, 2.0, 3.0])
-    Summary(mean=2.0, std=1.0, n=3)
+    difference: Difference
+
+    @classmethod
+    def of(
+        cls, values: Sequence[float], printed: float, std: float | None = None, runs: int = 1, lower: bool = False
+    ) -> Reached:
+        """Compare a mean with a printed number.
+
+        Args:
+            values: Ours, one for each repetition.
+            printed: The paper's number, or the mean of its runs.
+            std: The standard deviation of its runs, if it prints one: then the interval is Welch's.
+            runs: How many runs are behind it.
+            lower: Whether lower is better.
+        """
+        ours = Summary.of(values)
+        estimate = ours.mean - printed
+        if ours.std is None or ours.low is None or ours.high is None:
+            return cls(Difference(estimate, None, None, ours.n, lower_is_better=lower))
+        low, high = ours.low - printed, ours.high - printed
+        if std is not None:
+            parts = ours.std**2 / ours.n, std**2 / runs
+            freedom = sum(parts) ** 2 / (parts[0] ** 2 / (ours.n - 1) + parts[1] ** 2 / (runs - 1))
+            half = _quantile(freedom) * math.sqrt(sum(parts))
+            low, high = estimate - half, estimate + half
+        return cls(Difference(estimate, low, high, ours.n, ours.std, lower_is_better=lower))
+
+    @property
+    def word(self) -> str:
+        """`above`, `below`, `agrees`, `undecided`, or nothing for one repetition."""
+        if self.difference.low is None:
+            return ""
+        if self.difference.excludes_zero:
+            return "above" if self.difference.estimate > 0 else "below"
+        return "agrees" if abs(self.difference.estimate) <= MARGIN else "undecided"
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the number is reached: ours agrees or is better; None without an interval."""
+        return None if not self.word else self.word == "agrees" or self.difference.word == "better"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """Write a number with its sign and a true minus.
+
+    >>> signed(-1.5), signed(-0.04), signed(2, 2)
+    ('−1.5', '0.0', '+2.00')
     """
-    if not values:
-        raise ValueError("cannot summarise no values; give at least one.")
-    std = _statistics.stdev(values) if len(values) > 1 else None
-    return Summary(mean(values), std, len(values))
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def highest(summaries: Iterable[Summary | None]) -> float | None:
-    """The highest of several means over enough seeds; nothing if there is but one, which is the best of nothing.
+def plural(count: int, noun: str) -> str:
+    """Count things.
 
-    >>> three, others = summarise([0.5, 0.6, 0.7]), summarise([0.3, 0.4, 0.5])
-    >>> highest([three, others, summarise([0.9])]), highest([three, None, summarise([0.9])])
-    (0.6, None)
+    >>> plural(1, "seed"), plural(3, "split")
+    ('1 seed', '3 splits')
     """
-    means = [summary.mean for summary in summaries if summary is not None and summary.n >= MIN_SEEDS]
-    return max(means) if len(means) > 1 else None
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean of numbers as they are written, so that a tie of decimals stays a tie.
-
-    The binary number nearest to 0.354 is not 0.354. Two accuracies of 0.354 and 0.3411 have the mean 0.34755.
-
-    >>> mean([0.354, 0.3411])
-    0.34755
-    """
-    return float(_exact_mean([_exact(value) for value in values]))
-
-
-def adjust(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    """Correct all p-values among some comparisons for their number, by Holm's method.
-
-    >>> found = adjust([Comparison(0.1, 3, 0.02, "more than noise"), None, Comparison(0.0, 3, 0.5, "noise")])
-    >>> found[0].adjusted, found[0].holds
-    (0.04, True)
-    """
-    corrected = holm([c.p for c in comparisons if c is not None and c.p is not None])
-    left, tests = iter(corrected), len(corrected)
-    return [
-        c if c is None or c.p is None else dataclasses.replace(c, adjusted=next(left), tests=tests) for c in comparisons
-    ]
-
-
-def compare(values: Mapping[int, float], reference: Mapping[int, float]) -> Comparison | None:
-    """Compare two arms seed by seed with a paired two-sided t-test.
-
-    Fewer than three common seeds are `not testable`: no p-value is made up. Differences that are the same for every
-    seed leave the t statistic undefined, which is said instead of a p-value of zero. None without a common seed.
-
-    Args:
-        values: A value for each seed.
-        reference: The same for the arm to compare with.
-
-    >>> compare({0: 0.80, 1: 0.81}, {0: 0.70, 1: 0.73}).verdict
-    'not testable'
-    >>> compare({0: 0.80, 1: 0.81, 2: 0.79}, {0: 0.70, 1: 0.73, 2: 0.70}).verdict
-    'more than noise'
-    """
-    seeds = sorted(set(values) & set(reference))
-    if not seeds:
-        return None
-    differences = [_exact(values[seed]) - _exact(reference[seed]) for seed in seeds]
-    mean = float(_exact_mean(differences))
-    if len(seeds) < MIN_SEEDS:
-        count = f"{len(seeds)} common seed{'s' if len(seeds) > 1 else ''}"
-        return Comparison(mean, len(seeds), None, "not testable", f"{count}, at least {MIN_SEEDS} needed")
-    if max(differences) - min(differences) <= _FLAT:
-        if abs(mean) <= _FLAT:
-            return Comparison(0.0, len(seeds), None, "identical", "the same value for every seed")
-        return Comparison(mean, len(seeds), None, "not testable", "the difference is the same for every seed")
-    p = _paired_p([values[seed] for seed in seeds], [reference[seed] for seed in seeds])
-    return Comparison(mean, len(seeds), p, "more than noise" if p < LEVEL else "noise")
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number by Holm's step-down method, in the order given.
-
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
-
-
-def _exact(value: float) -> Fraction:
-    return Fraction(repr(float(value)))
-
-
-def _exact_mean(values: Sequence[Fraction]) -> Fraction:
-    return sum(values, Fraction()) / len(values)
-
-
-def _paired_p(values: Sequence[float], reference: Sequence[float]) -> float:
-    try:
-        from scipy.stats import ttest_rel
-    except ImportError as error:
-        raise ImportError('the paired test needs scipy: pip install "maxsep[lab]"') from error
-    return float(ttest_rel(values, reference).pvalue)
+def _quantile(freedom: float) -> float:
+    """The t quantile of a two-sided 95 % interval."""
+    return float(load_package("scipy.special", "lab").stdtrit(freedom, 0.975))

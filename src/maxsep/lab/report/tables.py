@@ -1,15 +1,18 @@
-"""Tables as data: what they say, apart from how a page, a text or a file shows it."""
+"""Tables as data, and the one table in which methods are compared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, Literal
 
-from maxsep.lab.report.statistics import Comparison, Summary
+from maxsep.lab.recipes import paper
+from maxsep.lab.report.controls import MATRIX_HEADS, Method
+from maxsep.lab.report.rows import Setting
+from maxsep.lab.report.statistics import Difference, Summary, plural
+from maxsep.packages import load_package
 
-Tone = Literal["", "up", "down", "muted", "strong"]
+Tone = Literal["", "up", "down", "muted"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Cell:
     tone: Tone = ""
     value: float | None = None
     notes: tuple[str, ...] = ()
+    image: str = ""
+    """A picture as a data URI, shown on a page alone."""
 
 
 @dataclass(frozen=True)
@@ -31,40 +36,30 @@ class Row:
     group: str = ""
 
 
+EMPTY = Cell("\N{EN DASH}", tone="muted")
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption; numbers are aligned from the column `numeric_from` on."""
+    """A table with its caption; `id` is its name in pages, too."""
 
     id: str
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     caption: str = ""
-    numeric_from: int = 1
     folded: bool = False
     """Whether a page shows it only when asked."""
 
     def __post_init__(self) -> None:
         """Refuse rows that do not fit the columns."""
-        for row in self.rows:
-            if len(row.cells) != len(self.columns):
-                raise ValueError(
-                    f"table {self.id!r} has {len(self.columns)} columns, but a row has {len(row.cells)} cells. "
-                    "Give every row a cell for each column."
-                )
+        if wrong := [row for row in self.rows if len(row.cells) != len(self.columns)]:
+            raise ValueError(f"table {self.id!r} has {len(self.columns)} columns, a row has {len(wrong[0].cells)}.")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """All footnotes in the order of their first use."""
         return tuple(dict.fromkeys(note for row in self.rows for cell in row.cells for note in cell.notes))
-
-    def marks(self, cell: Cell) -> str:
-        """The footnote numbers of a cell.
-
-        >>> Table("t", "T", ("a",), (Row((Cell("1", notes=("why",)),)),)).marks(Cell("", notes=("why",)))
-        '1'
-        """
-        return ", ".join(str(self.notes.index(note) + 1) for note in cell.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -77,129 +72,176 @@ class Table:
 
     def to_markdown(self) -> str:
         """A Markdown table with its footnotes below."""
-        numeric = ["---:" if i >= self.numeric_from else "---" for i in range(len(self.columns))]
-        lines = [_line(self.columns), _line(numeric)]
+        lines = [_line(self.columns), _line(["---", *["---:"] * (len(self.columns) - 1)])]
         for row in self.rows:
             if row.group:
                 lines.append(_line([f"**{row.group}**", *[""] * (len(self.columns) - 1)]))
-            lines.append(_line([self._markdown_cell(cell) for cell in row.cells]))
+            lines.append(_line([self._markdown(cell) for cell in row.cells]))
         lines += [f"\n{number}. {note}" for number, note in enumerate(self.notes, 1)]
         return "\n".join(lines)
 
-    def _markdown_cell(self, cell: Cell) -> str:
-        text = f"**{cell.text}**" if cell.tone == "strong" else cell.text
-        mark = f" [{self.marks(cell)}]" if cell.notes else ""
-        detail = f" ({cell.detail})" if cell.detail else ""
-        return f"{text}{detail}{mark}"
+    def _markdown(self, cell: Cell) -> str:
+        mark = f" [{', '.join(str(self.notes.index(note) + 1) for note in cell.notes)}]" if cell.notes else ""
+        return f"{cell.text}{f' ({cell.detail})' if cell.detail else ''}{mark}"
+
+    def to_rich(self, without: Sequence[str] = ()) -> Any:
+        """The table for a terminal, without some columns and without second lines."""
+        table = load_package("rich.table", "lab").Table(box=load_package("rich.box", "lab").SIMPLE_HEAD, pad_edge=False)
+        kept = [number for number, column in enumerate(self.columns) if column not in without]
+        for number in kept:
+            table.add_column(self.columns[number], justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*(row.cells[number].text for number in kept))
+        return table
 
 
-EMPTY = Cell("\N{EN DASH}", tone="muted")
+@dataclass(frozen=True)
+class Measure:
+    """A column of numbers: the metric, its heading, and how it is written."""
+
+    metric: str
+    heading: str
+    scale: float = 100
+    digits: int = 2
+
+    @property
+    def interval_digits(self) -> int:
+        """Digits of intervals and differences: points have one."""
+        return 1 if self.scale == 100 else self.digits
 
 
-def percent(summary: Summary | None, tone: Tone = "") -> Cell:
-    """Mean and spread of fractions as percent, with the number of seeds.
+ACCURACY = Measure("top1", "accuracy, %")
+BEST = Measure("best_top1", "best epoch, %")
+ECE = Measure("ece", "ECE, %", digits=1)
+BALANCED = Measure("balanced", "mean over classes, %")
+TOP5 = Measure("top5", "top-5, %")
+FISHER = Measure("angular_fisher", "angular Fisher score", 1, 4)
 
-    >>> percent(Summary(0.5, 0.01, 3)).text
-    '50.00 ± 1.00'
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of one setting: its label, and the measures of its columns, the compared one first."""
+
+    label: str
+    setting: Setting
+    measures: tuple[Measure, ...]
+    groups: bool = False
+    """Whether a column shows the accuracy of classes with many, a medium number of, and few images."""
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods that were measured."""
+        return [method for method in self.setting.methods if self.setting.values(method, self.measures[0].metric)]
+
+
+def comparison_table(
+    id: str, title: str, blocks: Sequence[Block], caption: str = "", folded: bool = False, extra: Sequence[Row] = ()
+) -> Table:
+    """Compare methods: ours with its interval, the distance to the paper, to the baseline and to the control.
+
+    Columns that no row fills are left out.
+
+    Args:
+        id: Name of the table.
+        title: Its title.
+        blocks: Settings with as many measures each.
+        caption: What to know about it.
+        folded: Whether a page shows it only when asked.
+        extra: Rows of numbers that others published: a name and a value; they open the first block.
     """
+    first, *others = blocks[0].measures
+    columns = ["method", first.heading, "to the paper", "to linear", "to the control"]
+    columns += [measure.heading for measure in others] + ["many / medium / few, %"] * blocks[0].groups
+    rows = [Row((*row.cells, *[EMPTY] * (len(columns) - len(row.cells))), row.group) for row in extra]
+    for block in blocks:
+        for number, method in enumerate(block.methods):
+            rows.append(Row(tuple(_cells(block, method)), block.label if number == 0 else ""))
+    kept = [i for i in range(len(columns)) if i < 2 or any(row.cells[i] != EMPTY for row in rows)]
+    shown = tuple(Row(tuple(row.cells[i] for i in kept), row.group) for row in rows)
+    return Table(id, title, tuple(columns[i] for i in kept), shown, caption, folded)
+
+
+def difference_cell(difference: Difference | None, scale: float = 100, digits: int = 1) -> Cell:
+    """An estimate with its interval; below it the word that the interval allows."""
+    if difference is None:
+        return EMPTY
+    tones: dict[str, Tone] = {"better": "up", "worse": "down"}
+    tone = tones.get(difference.word, "muted")
+    return Cell(difference.format(scale, digits), difference.word, tone, scale * difference.estimate)
+
+
+def _cells(block: Block, method: Method) -> list[Cell]:
+    setting, (first, *others) = block.setting, block.measures
+    baseline, control = setting.baseline(method), setting.control(method)
+    metric = first.metric
+    if method.brings_loss and metric == "top1" and setting.is_tailed:
+        metric = "balanced"  # what losses for rare classes are for
+    digits = first.interval_digits
+    to_control = difference_cell(setting.difference(method, control, first.metric), first.scale, digits)
+    if control is not None and control == baseline and method.head in MATRIX_HEADS:
+        to_control = Cell("= linear" if control.head == "plain" else f"= {control.head}", "", "muted")
+    cells = [
+        Cell(setting.name(method)),
+        _measured(block, method, first, True),
+        _to_paper(setting, method, first),
+        difference_cell(setting.difference(method, baseline, metric), first.scale, digits),
+        to_control,
+        *(_measured(block, method, measure, False) for measure in others),
+    ]
+    return [*cells, _groups(setting, method)] if block.groups else cells
+
+
+def _measured(block: Block, method: Method, measure: Measure, main: bool) -> Cell:
+    """A mean, with interval and repetitions in the main column; below it the paper's number."""
+    setting = block.setting
+    summary = setting.summary(method, measure.metric)
     if summary is None:
         return EMPTY
-    spread = "" if summary.std is None else f" ± {rounded(summary.std, scale=100)}"
-    return Cell(f"{rounded(summary.mean, scale=100)}{spread}", seeds_text(summary.n), tone, 100 * summary.mean)
+    details = [plural(summary.n, setting.unit) + ", earlier draw" * setting.earlier_draw] if main else []
+    printed, _ = paper.best_cell(setting.cells(method), measure.metric)
+    if printed is not None and not main:
+        details.append(f"paper {printed.value:.{measure.digits}f}")
+    return Cell(_mean(summary, measure, main), ", ".join(details), "", measure.scale * summary.mean)
 
 
-def seeds_text(count: int) -> str:
-    """A number of seeds.
+def _mean(summary: Summary, measure: Measure, main: bool) -> str:
+    """Write a mean, with its 95 % interval in the main column.
 
-    >>> seeds_text(1), seeds_text(3)
-    ('1 seed', '3 seeds')
+    >>> _mean(Summary(0.5, 0.01, 0.475, 0.525, 3), ACCURACY, True)
+    '50.00 [47.5, 52.5]'
     """
-    return f"{count} seed{'' if count == 1 else 's'}"
+    text = f"{measure.scale * summary.mean:.{measure.digits}f}"
+    if not main or summary.low is None or summary.high is None:
+        return text
+    digits = measure.interval_digits
+    low, high = (max(0.0, measure.scale * end) for end in (summary.low, summary.high))
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def rounded(value: float, digits: int = 2, scale: int = 1) -> str:
-    """Write a number as one would round it by hand: as its decimals stand, halves away from zero.
-
-    >>> rounded(2.675), f"{2.675:.2f}"
-    ('2.68', '2.67')
-    """
-    exact = Decimal(repr(float(value))) * scale
-    return str(exact.quantize(Decimal(1).scaleb(-digits), rounding=ROUND_HALF_UP))
-
-
-def gain(
-    comparison: Comparison | None,
-    scale: int = 100,
-    digits: int = 2,
-    less_is_better: bool = False,
-    brief: bool = False,
-) -> Cell:
-    """A difference with the verdict of the test below it; only what holds after correction is coloured.
-
-    `brief` leaves the words to the colour and keeps the p-value, for tables with many columns.
-
-    >>> gain(Comparison(0.05, 3, 0.01, "more than noise")).text
-    '+5.00'
-    """
-    if comparison is None:
+def _to_paper(setting: Setting, method: Method, measure: Measure) -> Cell:
+    """Ours minus the paper's; the word only for runs that count and are the same experiment."""
+    reached = setting.reached(method, measure.metric)
+    if reached is None:
         return EMPTY
-    better = (comparison.difference < 0) if less_is_better else (comparison.difference > 0)
-    tone: Tone = "muted"
-    if comparison.holds:
-        tone = "up" if better else "down"
-    elif comparison.passes:
-        tone = ""
-    text = signed(comparison.difference, digits, scale)
-    detail = verdict_text(comparison)
-    if brief and comparison.p is not None:
-        detail = p_text(comparison.p)
-    return Cell(text, detail, tone, comparison.difference * scale)
+    printed, bar = paper.best_cell(setting.cells(method), measure.metric)
+    assert printed is not None
+    departures = paper.departures(setting.spec_of(method))
+    word = "not counted" if setting.earlier_draw or departures else reached.word
+    numbers = f"paper {printed.value:.{measure.digits}f}"
+    numbers += "" if bar is None else f", 5 runs {bar.value:.2f} ± {bar.std:.2f}"
+    tone: Tone = "" if reached.reached is False and word != "not counted" else "muted"
+    text = reached.difference.format(measure.scale, measure.interval_digits)
+    notes = tuple(filter(None, (printed.note, *departures)))
+    return Cell(
+        text, f"{word + ': ' if word else ''}{numbers}", tone, measure.scale * reached.difference.estimate, notes
+    )
 
 
-def verdict_text(comparison: Comparison) -> str:
-    """What the test says, in a few words.
-
-    >>> verdict_text(Comparison(0.05, 2, None, "not testable"))
-    'not testable'
-
-    Behind the p-value stands the corrected one where it is another. Where correction takes a verdict away, only the
-    numbers are left.
-
-    >>> verdict_text(Comparison(0.05, 3, 0.2, "noise", adjusted=0.6))
-    'noise, p = 0.20, corrected 0.60'
-    >>> verdict_text(Comparison(0.05, 3, 0.04, "more than noise", adjusted=0.12))
-    'p = 0.040, corrected 0.12'
-    """
-    if comparison.p is None:
-        return comparison.verdict
-    words: list[str] = [] if comparison.passes and not comparison.holds else [comparison.verdict]
-    words.append(p_text(comparison.p))
-    if comparison.adjusted not in (None, comparison.p):
-        words.append(f"corrected {p_text(comparison.adjusted).removeprefix('p ').removeprefix('= ')}")
-    return ", ".join(words)
-
-
-def p_text(p: float) -> str:
-    """A p-value to two digits, never as zero.
-
-    >>> p_text(0.0321), p_text(1e-9)
-    ('p = 0.032', 'p < 0.001')
-    """
-    if p < 0.001:
-        return "p < 0.001"
-    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-
-
-def signed(value: float, digits: int = 2, scale: int = 1) -> str:
-    """A number with its sign, with a true minus.
-
-    >>> signed(-1.5), signed(0.0)
-    ('−1.50', '0.00')
-    """
-    text = rounded(value, digits, scale)
-    if float(text) == 0:
-        return text.removeprefix("-")
-    return text.replace("-", "\N{MINUS SIGN}") if text.startswith("-") else f"+{text}"
+def _groups(setting: Setting, method: Method) -> Cell:
+    found = [setting.summary(method, group) for group in ("many", "medium", "few")]
+    if not any(found):
+        return EMPTY
+    return Cell(" / ".join(f"{100 * summary.mean:.1f}" if summary else "\N{EN DASH}" for summary in found))
 
 
 def _line(cells: Sequence[str]) -> str:

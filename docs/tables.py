@@ -1,0 +1,271 @@
+"""Fill `<!-- table: NAME -->` ... `<!-- /table -->` in README.md and docs/*.md with tables from results/runs.
+
+python docs/tables.py             # rewrites the pages
+python docs/tables.py --check     # exits with 1 if a page would change
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from maxsep.lab.recipes import paper
+from maxsep.lab.report import render, rows, summary
+from maxsep.lab.report.controls import Method
+from maxsep.lab.report.names import SCORES
+from maxsep.lab.report.rows import Setting
+from maxsep.lab.report.runs import collect
+from maxsep.lab.report.statistics import Difference, Summary, signed
+from maxsep.lab.report.tables import ACCURACY, Block, comparison_table
+
+ROOT = Path(__file__).parent.parent
+MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+PLAIN, MATRIX, SMALL = Method("plain"), Method("maxsep"), Method("maxsep", 0.1)
+WEAK, STRONG, ADJUSTED = "crop_flip", "crop_flip_auto_cutout", "logit_adjusted"
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+CHOSEN = {
+    ("cifar10", WEAK): (1e-3, 0.0), ("cifar10", STRONG): (5e-4, 0.2),
+    ("cifar100", WEAK): (1e-3, 0.0), ("cifar100", STRONG): (5e-4, 0.0),
+}  # fmt: skip
+"""Weight decay and mixup that held-out data chose for the linear head on the ResNet-32."""
+
+
+@functools.cache
+def settings() -> tuple[Setting, ...]:
+    """Read all recorded settings once."""
+    return tuple(rows.settings_of(rows.tidy(collect(ROOT / "results" / "runs"))))
+
+
+def find(**fields: object) -> list[Setting]:
+    """Find the settings on test data whose spec has these fields."""
+    test = [s for s in settings() if s.spec.validation == 0]
+    return [s for s in test if all(getattr(s.spec, name) == value for name, value in fields.items())]
+
+
+def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Format a table."""
+    header, *others = (f"| {' | '.join(line)} |\n" for line in (columns, *lines))
+    return header + "|---" * len(columns) + "|\n" + "".join(others)
+
+
+def percent(found: Summary | None) -> str:
+    """Write a mean in percent; a dash without runs."""
+    return "-" if found is None else f"{100 * found.mean:.2f}"
+
+
+def accuracy() -> str:
+    """The cell of CIFAR-10 that has a control: the report's own table."""
+    shown = find(dataset="cifar10", imbalance=0.01, network="resnet34", augmentation=WEAK)
+    blocks = [Block("", setting, (ACCURACY,)) for setting in shown if SMALL in setting.methods]
+    return comparison_table("accuracy", "", blocks).to_markdown() + "\n"
+
+
+def coverage() -> str:
+    """Count the paper's numbers that were measured."""
+    numbers = summary.coverage([s for s in settings() if s.spec.validation == 0])
+    return summary.coverage_table(numbers).to_markdown() + "\n"
+
+
+def table1() -> str:
+    """Every cell of Table 1 with three seeds of both heads."""
+    lines = []
+    for gain in summary.gains(find()):
+        difference, setting = gain.to_baseline, gain.setting
+        if gain.cell.table == "Table 1" and gain.counted and difference and difference.n >= summary.ENOUGH:
+            values = [percent(setting.summary(m)) for m in (setting.baseline(gain.method), gain.method) if m]
+            lines.append([gain.label, *values, difference.format(), difference.word, signed(100 * (gain.paper or 0))])
+    columns = ["cell", "linear", "maxsep", "difference, 95 % interval", "word", "paper's difference, five runs"]
+    return markdown(columns, lines)
+
+
+def long_tail_methods() -> str:
+    """LDAM and MiSLAS without and with the matrix, at radius 1."""
+    lines = []
+    for setting in (s for s in find(network="resnet32", dataset="cifar100") if s.spec.augmentation == WEAK):
+        for method, baseline, control in rows.matrix_methods(setting):
+            name = _long_tail_name(setting, method)
+            if not name or method.radius != 1 or control is None:
+                continue
+            printed = [cell for m in (baseline, method) if m for cell in setting.cells(m)]
+            numbers = {cell.head: f"{cell.value:.2f}" for cell in printed}
+            difference = setting.difference(method, control)
+            values = [percent(setting.summary(m)) for m in (control, method)]
+            told = " / ".join(numbers.get(head, "-") for head in ("plain", "maxsep"))
+            lines.append([name, told, *values, difference.format() if difference else "-"])
+    return markdown(["", "paper, without / with", "control", "with the matrix", "difference, 95 % interval"], lines)
+
+
+def _long_tail_name(setting: Setting, method: Method) -> str:
+    loss = dict(method.loss_options)
+    if method.loss == "ldam":
+        reading = {"cosine_maxsep": "behind cosines", "maxsep_cosine": "class vectors"}[method.head]
+        return f"LDAM{'-DRW' * ('reweight' in loss)}, margin {loss['max_margin']}, {reading}"
+    if setting.spec.start_from is not None:
+        return "MiSLAS, stage 2"
+    return "MiSLAS, stage 1" if setting.spec.mixup == 1 else ""
+
+
+def recipe(dataset: str, augmentation: str) -> Setting:
+    """The chosen setting of the strongest recipe on the ResNet-32."""
+    decay, mixup = CHOSEN[dataset, augmentation]
+    base = {"network": "resnet32", "imbalance": 0.01, "weight_decay": decay, "mixup": mixup}
+    found = find(dataset=dataset, augmentation=augmentation, **base)
+    return next(s for s in found if Method("plain", loss=ADJUSTED) in s.methods)
+
+
+def published() -> str:
+    """The strongest recipe beside what others published for the ResNet-32."""
+    lines = []
+    numbers = {(n.dataset, n.method, n.table): n for n in paper.cells() if n.note in (WEAK, STRONG)}
+    for augmentation, name in ((WEAK, "crops and flips"), (STRONG, "AutoAugment and cutout")):
+        for dataset, method, source in [key for key in numbers if key[0] == "cifar10"]:
+            if numbers[dataset, method, source].note == augmentation:
+                values = [f"{numbers[d, method, source].value:.1f}" for d in TITLES]
+                lines.append([f"{name}: {method} ({source})", *values])
+        for head, label in (("plain", "linear"), ("maxsep", "maxsep")):
+            found = [recipe(d, augmentation).summary(Method(head, loss=ADJUSTED)) for d in TITLES]
+            values = [f"{percent(f)} ({f.n})" if f else "-" for f in found]
+            lines.append([f"{name}: logit adjustment here, {label} head", *values])
+    return markdown(["number of seeds in brackets", *TITLES.values()], lines)
+
+
+def recipe_parts() -> str:
+    """The recipe on the ResNet-32 with one part exchanged at a time."""
+    parts = {
+        "logit adjustment, linear": Method("plain", loss=ADJUSTED),
+        "cross-entropy, linear": PLAIN,
+        "logit adjustment, maxsep, radius 1": Method("maxsep", loss=ADJUSTED),
+        "logit adjustment, linear times 0.1": Method("scaled", 0.1, loss=ADJUSTED),
+        "logit adjustment, maxsep, radius 0.1": Method("maxsep", 0.1, loss=ADJUSTED),
+        "logit adjustment, cosine times 16": Method("cosine", 16.0, loss=ADJUSTED),
+    }
+    first, lines = next(iter(parts.values())), []
+    for name, method in parts.items():
+        cells = []
+        for key in CHOSEN:
+            setting = recipe(*key)
+            difference = setting.difference(method, first)
+            told = f" ({signed(100 * difference.estimate)})" if difference else ""
+            cells.append(percent(setting.summary(method)) + told)
+        lines.append([name, *cells])
+    titles = [f"{TITLES[dataset]}, {'weak' if kind == WEAK else 'strong'}" for dataset, kind in CHOSEN]
+    return markdown(["", *titles], lines)
+
+
+def recipe_cells() -> str:
+    """The strongest recipe on the paper's ResNet beside the paper's best number."""
+    lines = []
+    for setting in find(network="resnet34", augmentation=STRONG):
+        found, best = setting.summary(Method("plain", loss=ADJUSTED)), paper.best_of_table1(setting.spec)
+        if found and best and found.low is not None and found.high is not None:
+            name = f"{TITLES[setting.spec.dataset]}, imbalance {setting.spec.imbalance:g}"
+            lines.append(
+                [name, f"{best.value:.2f}", f"{percent(found)} [{100 * found.low:.1f}, {100 * found.high:.1f}]"]
+            )
+    return markdown(["", "the paper's best", "ours, 95 % interval"], lines)
+
+
+def ood() -> str:
+    """AUROC of three scores on three sets of outliers, at radius 1."""
+    (setting,) = find(network="wrn40_2", optimiser="sgd")
+    lines = []
+    for score in ("max_softmax", "energy", "mahalanobis"):
+        for method in (PLAIN, MATRIX):
+            printed = {cell.metric: f"{cell.value:.2f}" for cell in setting.cells(method)}
+            cells = []
+            for outliers in ("svhn", "places", "cifar10"):
+                metric = f"{outliers} {score} auroc"
+                cells += [] if outliers == "cifar10" else [printed.get(metric, "-")]
+                cells.append(percent(setting.summary(method, metric)))
+            lines.append([f"{SCORES[score]}, {setting.name(method)}", *cells])
+    accuracies = "; ".join(f"{setting.name(m)} {percent(setting.summary(m))}" for m in (PLAIN, MATRIX))
+    columns = ["", "SVHN, paper", "ours", "Places, paper", "ours", "CIFAR-10, ours"]
+    return markdown(columns, lines) + f"\nAccuracy on CIFAR-100: {accuracies}.\n"
+
+
+def open_set() -> str:
+    """AUROC of both scores on every open-set benchmark, at radius 1."""
+    lines = []
+    for setting in find(network="vgg32", network_options=()):
+        sets = dict.fromkeys(row.metric.split()[0] for row in setting.rows if row.metric.endswith(" auroc"))
+        for outliers in sets:
+            for method in (PLAIN, MATRIX):
+                printed = {cell.metric: f"{cell.value:.2f}" for cell in setting.cells(method)}
+                cells = [percent(setting.summary(method))]
+                for score in ("max_softmax", "max_logit"):
+                    metric = f"{outliers} {score} auroc"
+                    cells += [printed.get(metric, "-"), percent(setting.summary(method, metric))]
+                name = setting.title.split(",")[0] if outliers == "unknown" else outliers.upper()
+                lines.append([f"{name}, {setting.name(method)}", *cells, f"{len(setting.runs[method])}"])
+    columns = ["", "accuracy", "MSP: paper, 5 splits", "ours", "MLS: paper, 5 splits", "ours", "our splits"]
+    return markdown(columns, lines)
+
+
+def adamw() -> str:
+    """A comparison under AdamW on long-tailed digits."""
+    arms = {arm["label"]: arm for arm in json.loads((ROOT / "results" / "adamw_digits.json").read_text())["arms"]}
+    lines = []
+    for label, arm in arms.items():
+        values = arm["top1"]["seeds"]
+        others = ["plain" if arm["head"] != "plain" else "", label.replace("maxsep", "scaled")]
+        told = [
+            Difference.paired(values, arms[o]["top1"]["seeds"]) if o in arms and o != label else None for o in others
+        ]
+        lines.append([label, percent(Summary.of(list(values.values()))), *(d.format() if d else "-" for d in told)])
+    return markdown(["", "accuracy", "to linear, 95 % interval", "to the control at the same radius"], lines)
+
+
+def cost() -> str:
+    """What the head costs on a CPU, and how fast the paper's ResNet trains."""
+    head = json.loads((ROOT / "results" / "head_cpu.json").read_text())["results"]
+    training = json.loads((ROOT / "results" / "train_gpu.json").read_text())["results"]
+    lines = []
+    for classes in (1_000, 10_000, 100_000):
+        overhead = f"+{100 * head[f'head C={classes}']['overhead']:.0f} %"
+        lines.append([f"head and cross-entropy against nn.Linear, {classes:,} classes, one CPU thread", overhead])
+    memory = f"{head['memory C=1000000']['peak_gib']:.1f} GiB"
+    lines.append(["peak memory of forward and backward, 1,000,000 classes, batch 32, CPU", memory])
+    speed = f"{training['+ CUDA graph']['images_per_second']:,.0f} images/s"
+    return markdown(["what", "cost"], [*lines, ["training the paper's ResNet, batch 512, one H200", speed]])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    function.__name__: function
+    for function in (
+        *(accuracy, coverage, table1, long_tail_methods, published, recipe_parts, recipe_cells, ood, open_set),
+        *(adamw, cost),
+    )
+}
+
+
+def rewritten(text: str) -> str:
+    """Return a page with its tables replaced; names of other scripts and of the report's own tables are looked up."""
+    return MARK.sub(lambda mark: mark[1] + _content(mark) + mark[3], text)
+
+
+def _content(mark: re.Match[str]) -> str:
+    if mark[2] in TABLES:
+        return TABLES[mark[2]]()
+    if mark[2] in _report_tables():
+        return _report_tables()[mark[2]]
+    return mark[0].removeprefix(mark[1]).removesuffix(mark[3])  # a table of docs/speed_tables.py
+
+
+@functools.cache
+def _report_tables() -> dict[str, str]:
+    report = render.build(collect(ROOT / "results" / "runs"))
+    tables = (table for section in report.sections for table in section.tables)
+    return {table.id: table.to_markdown() + "\n" for table in tables}
+
+
+if __name__ == "__main__":
+    pages = {page: page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+    changed = {page: new for page, text in pages.items() if (new := rewritten(text)) != text}
+    if "--check" in sys.argv:
+        sys.exit(f"run python docs/tables.py: {', '.join(page.name for page in changed)}" if changed else 0)
+    for page, text in changed.items():
+        page.write_text(text)

@@ -1,0 +1,149 @@
+"""The words for data, networks, heads and settings on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from maxsep.lab.data import Dataset
+from maxsep.lab.report.controls import Method
+from maxsep.lab.spec import Options, RunSpec
+
+NETWORKS = {
+    **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
+    **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32", "resnet50": "ResNet-50", "resnet152": "ResNet-152"},
+}
+_HEADS = {
+    "plain": "linear",
+    "scaled": "linear \N{MULTIPLICATION SIGN} {radius}, not centred",
+    "control": "control, radius {radius}",
+    "maxsep": "maxsep, radius {radius}",
+    "maxsep_rotated": "maxsep rotated, radius {radius}",
+    "learnable_matrix": "learnable matrix, radius {radius}",
+    "etf": "fixed simplex (ETF)",
+    "hpn": "optimised prototypes",
+    "cosine_maxsep": "maxsep after cosines",
+    "maxsep_cosine": "cosines with maxsep's columns",
+}
+_LOSSES = {"ldam": "LDAM", "cross_entropy": "cross-entropy", "logit_adjusted": "logit adjustment"}
+_OPTIONS = {
+    "max_margin": "margin {}",
+    "reweight_from": "re-weighted from epoch {}",
+    "smooth_head": "{} for the most frequent class",
+    "smooth_tail": "{} for the rarest",
+    "rotation": "rotation {}",
+}
+SCORES = {
+    "max_softmax": "maximum softmax probability (MSP)",
+    "energy": "energy",
+    "max_logit": "maximum logit (MLS)",
+    "mahalanobis": "Mahalanobis distance",
+    "odin": "ODIN",
+}
+_QUIET = (
+    *("dataset", "network", "imbalance", "validation", "normalisation"),
+    *("schedule", "schedule_options", "evaluate_every", "features_at", "subset_seed"),
+)
+"""Fields that a label says in its own words, or that follow from the others in every protocol."""
+_OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
+_OF_STAGE = ("sampler", "epochs", "start_from", "backbone", "logit_scaling", "head_rate", "learning_rate")
+_AUGMENTATIONS = {
+    "crop_flip": "crop and flip",
+    "crop_flip_rotate": "crop, flip and rotation",
+    "crop_flip_auto_cutout": "crop, flip, AutoAugment and cutout",
+    "resized_crop_flip": "resized crop and flip",
+    "resized_crop_flip_jitter": "resized crop, flip and colour jitter",
+}
+
+
+def dataset_label(name: str) -> str:
+    """A dataset's name as people write it, an open-set benchmark without its split.
+
+    >>> dataset_label("cifar10"), dataset_label("osr_cifar+_0")
+    ('CIFAR-10', 'CIFAR+')
+    """
+    dataset = Dataset.parse(name)
+    return dataset.open_set.label if dataset.open_set else dataset.label
+
+
+def open_set(dataset: str) -> tuple[str, int] | None:
+    """The benchmark and split of an open-set dataset; None for all others."""
+    split = Dataset.parse(dataset).open_set
+    return None if split is None else (split.benchmark, split.split)
+
+
+def network_label(name: str) -> str:
+    """A network's name as the paper's tables have it."""
+    return NETWORKS.get(name, name)
+
+
+def method_label(method: Method, with_loss: bool = False) -> str:
+    """A method's head and radius, its options, and its loss unless that is cross-entropy.
+
+    >>> method_label(Method("scaled", 0.1)), method_label(Method("plain"), with_loss=True)
+    ('linear × 0.1, not centred', 'linear (cross-entropy)')
+    """
+    label = _HEADS.get(method.head, method.head.replace("_", " ")).format(radius=f"{method.radius:g}")
+    if method.radius != 1 and "{radius}" not in _HEADS.get(method.head, ""):
+        label += f" \N{MULTIPLICATION SIGN} {method.radius:g}"
+    extra = [loss_label(method.loss)] if with_loss or method.loss != "cross_entropy" else []
+    extra += _options((*method.head_options, *method.loss_options))
+    return f"{label} ({', '.join(extra)})" if extra else label
+
+
+def loss_label(loss: str) -> str:
+    """A loss as people write it."""
+    return _LOSSES.get(loss, loss.replace("_", " "))
+
+
+def differences(specs: Sequence[RunSpec]) -> list[str]:
+    """Say for each setting in which other fields (epochs, precision, ...) it differs from the others.
+
+    >>> differences([RunSpec(epochs=20), RunSpec(epochs=40)])
+    ['20 epochs', '40 epochs']
+    """
+    told = []
+    for spec in specs:
+        second = spec.start_from is not None
+        alike = [peer for peer in specs if (peer.start_from is not None) == second]
+        fields = [name for name in RunSpec.__dataclass_fields__ if name not in _QUIET]
+        varying = [name for name in fields if _varies(name, alike if name in _OF_STAGE else specs)]
+        settings = {(peer.optimiser, *(getattr(peer, name) for name in _OF_OPTIMISER)) for peer in specs}
+        if "optimiser" in varying and len(settings) == len({peer.optimiser for peer in specs}):
+            varying = [name for name in varying if name not in _OF_OPTIMISER]  # the optimiser's name says them
+        words = filter(None, (_field(name, getattr(spec, name)) for name in varying))
+        told.append(", ".join([*(["second stage"] if second else []), *words]))
+    return told
+
+
+def _varies(name: str, specs: Sequence[RunSpec]) -> bool:
+    return len({getattr(spec, name) for spec in specs}) > 1
+
+
+def _options(given: Options) -> list[str]:
+    told = [(key, value) for key, value in given if (key, value) != ("reweight", "effective")]
+    return [
+        "by cosine" if (key, value) == ("normalise", True) else _OPTIONS.get(key, f"{key}={{}}").format(value)
+        for key, value in told
+    ]
+
+
+def _field(name: str, value: object) -> str:
+    """Say a field and its value.
+
+    >>> _field("epochs", 200), _field("network_options", (("feature_size", 2),)), _field("network_options", ())
+    ('200 epochs', 'feature size 2', '')
+    """
+    if name == "augmentation":
+        return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
+    if name == "data_order":
+        return "" if value else "earlier draw of the subset"
+    if name == "epochs":
+        return f"{value} epoch{'' if value == 1 else 's'}"
+    if isinstance(value, tuple):
+        return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value)
+    word = name.replace("_", " ").replace("nesterov", "Nesterov")
+    if isinstance(value, bool) or (name == "mixup" and not value):
+        return word if value else f"no {word}"
+    if isinstance(value, RunSpec):
+        return f"starts from a run of {value.epochs} epochs"
+    return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"

@@ -1,0 +1,235 @@
+"""The tidy table: one row per run and metric, and the settings in which methods are compared."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from maxsep.lab.recipes import paper
+from maxsep.lab.report import names
+from maxsep.lab.report.classes import accuracy_by_group, class_counts, is_unequal
+from maxsep.lab.report.controls import MATRIX_HEADS, USUAL, Method, several_losses
+from maxsep.lab.report.runs import Collection
+from maxsep.lab.report.statistics import Difference, Reached, Summary
+from maxsep.lab.run import Run
+from maxsep.lab.spec import ORDERED, RunSpec
+
+FIRST_SEED = 123
+"""Long-tailed protocols draw the subset of every seed with `subset_seed = seed - FIRST_SEED`."""
+LOWER_IS_BETTER = ("fpr95", "angular_fisher", "ece", "loss")
+_FIELDS = (
+    *("dataset", "network", "imbalance", "head", "radius", "head_options", "loss", "loss_options", "augmentation"),
+    *("mixup", "optimiser", "learning_rate", "weight_decay", "epochs", "precision", "validation", "data_order"),
+    *("subset_seed", "seed"),
+)
+COLUMNS = ("run", *_FIELDS, "stage", "split", "counted", "metric", "value", "paper")
+
+Repetition = tuple[int, int]
+"""Seed and split of the classes (0 without splits)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of one run."""
+
+    run: Run
+    method: Method
+    repetition: Repetition
+    metric: str
+    value: float
+
+
+@dataclass
+class Setting:
+    """Runs that differ in method and repetition alone, and so may be compared."""
+
+    spec: RunSpec
+    rows: list[Row] = field(default_factory=list)
+    subset: str = ""
+    """Says which draws of the subset these are where a seed has several."""
+    distinction: str = ""
+    """The other fields in which it differs from settings of the same dataset, network and imbalance."""
+
+    def __post_init__(self) -> None:
+        """Index the rows."""
+        self._values: dict[tuple[Method, str], dict[Repetition, float]] = {}
+        self.runs: dict[Method, dict[Repetition, Run]] = {}
+        for row in self.rows:
+            self._values.setdefault((row.method, row.metric), {})[row.repetition] = row.value
+            self.runs.setdefault(row.method, {})[row.repetition] = row.run
+        self.methods = sorted(self.runs, key=lambda method: method.order)
+
+    @property
+    def earlier_draw(self) -> bool:
+        """Whether its long-tailed subset comes from images in an unofficial order: shown, not counted."""
+        return self.spec.dataset in ORDERED and self.spec.imbalance < 1 and self.spec.data_order != "official"
+
+    @property
+    def unit(self) -> str:
+        """What a repetition is called."""
+        return "split" if names.open_set(self.spec.dataset) else "seed"
+
+    @property
+    def counts(self) -> list[int]:
+        """The training images of every class, by the first run that has recorded them."""
+        runs = (run for runs in self.runs.values() for run in runs.values())
+        return next((counts for run in runs if (counts := class_counts(run.metrics))), [])
+
+    @property
+    def is_tailed(self) -> bool:
+        """Whether some classes are rare."""
+        return self.spec.imbalance < 1 or is_unequal(self.counts)
+
+    @property
+    def title(self) -> str:
+        """Dataset and network."""
+        return f"{names.dataset_label(self.spec.dataset)}, {names.network_label(self.spec.network)}"
+
+    @property
+    def balance(self) -> str:
+        """The imbalance in words, with what sets it apart from settings like it."""
+        counts = self.counts
+        words = "balanced" if not is_unequal(counts) else f"unequal, {max(counts):,} to {min(counts):,} images a class"
+        words = words if self.spec.imbalance == 1 else f"imbalance {self.spec.imbalance:g}"
+        return " · ".join(filter(None, (words, self.distinction, self.subset)))
+
+    def name(self, method: Method) -> str:
+        """A method's label, with the loss where methods of several losses are compared."""
+        return names.method_label(method, several_losses(self.methods))
+
+    def values(self, method: Method, metric: str = "top1") -> dict[Repetition, float]:
+        """A metric by repetition."""
+        return self._values.get((method, metric), {})
+
+    def summary(self, method: Method, metric: str = "top1") -> Summary | None:
+        """Mean and interval of a metric."""
+        values = self.values(method, metric)
+        return Summary.of(list(values.values())) if values else None
+
+    def difference(self, method: Method, other: Method | None, metric: str = "top1") -> Difference | None:
+        """The paired difference of two methods."""
+        if other is None or other == method:
+            return None
+        lower = metric.split()[-1] in LOWER_IS_BETTER
+        return Difference.paired(self.values(method, metric), self.values(other, metric), self.unit, lower)
+
+    def baseline(self, method: Method) -> Method | None:
+        """The baseline of a method, if it was run; a baseline of another loss is compared with cross-entropy."""
+        wanted = USUAL if method.brings_loss else method.baseline
+        return wanted if wanted in self.runs and wanted != method else None
+
+    def control(self, method: Method) -> Method | None:
+        """The best control of a method that was run."""
+        return next((control for control in method.controls if control in self.runs), None)
+
+    def spec_of(self, method: Method) -> RunSpec:
+        """The spec of a method's first run."""
+        return next(iter(self.runs[method].values())).spec
+
+    def cells(self, method: Method) -> tuple[paper.Cell, ...]:
+        """The numbers of the paper that a method answers."""
+        return paper.cell(self.spec_of(method))
+
+    def reached(self, method: Method, metric: str = "top1") -> Reached | None:
+        """Ours against the paper's number: its mean over five runs where it prints one."""
+        printed, bar = paper.best_cell(self.cells(method), metric)
+        values, number = list(self.values(method, metric).values()), bar or printed
+        if number is None or not values:
+            return None
+        std, runs = (number.std, paper.FIVE) if bar else (None, 1)
+        factor = number.fraction / number.value
+        lower = metric.split()[-1] in LOWER_IS_BETTER
+        return Reached.of(values, number.fraction, None if std is None else std * factor, runs, lower)
+
+
+def tidy(collection: Collection) -> list[Row]:
+    """Return one row for each number of each run; groups of classes are metrics, too."""
+    rows = []
+    for run in collection.runs:
+        method, repetition = Method.of(run.spec), (run.spec.seed, _split(run.spec))
+        numbers = collection.values[run.spec.name] | accuracy_by_group(run.metrics)
+        rows += [Row(run, method, repetition, metric, value) for metric, value in numbers.items()]
+    return rows
+
+
+def settings_of(rows: Sequence[Row]) -> list[Setting]:
+    """Group rows into settings, in the order of dataset, network and falling balance."""
+    groups: dict[RunSpec, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.run.spec.data_order):  # of two orders of full data the official wins
+        groups.setdefault(_base(row.run.spec), []).append(row)
+    found = [
+        Setting(base, part, subset) for base, group in groups.items() for subset, part in _by_subset(group).items()
+    ]
+    for name in {(setting.title, setting.spec.imbalance, setting.spec.validation > 0) for setting in found}:
+        alike = [s for s in found if (s.title, s.spec.imbalance, s.spec.validation > 0) == name]
+        for setting, words in zip(alike, names.differences([s.spec for s in alike]), strict=True):
+            setting.distinction = words
+    return sorted(found, key=_order)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Write the tidy table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        spec = row.run.spec
+        fields = [_plain(getattr(spec, name)) for name in _FIELDS]
+        printed, _ = paper.best_cell(paper.cell(spec), row.metric)
+        earlier = Setting(spec).earlier_draw
+        end = [spec.stage, row.repetition[1], not earlier, row.metric, row.value]
+        writer.writerow([spec.name, *fields, *end, printed.fraction if printed else ""])
+    return text.getvalue()
+
+
+def matrix_methods(setting: Setting) -> Iterator[tuple[Method, Method | None, Method | None]]:
+    """Give every method with the matrix, its baseline and its control."""
+    for method in setting.methods:
+        if method.head in MATRIX_HEADS:
+            yield method, setting.baseline(method), setting.control(method)
+
+
+def _base(spec: RunSpec) -> RunSpec:
+    """What runs of one setting share: neither method nor repetition; on full data the order is a shuffle."""
+    split = names.open_set(spec.dataset)
+    dataset = f"osr_{split[0]}_0" if split else spec.dataset
+    return spec.replace(
+        dataset=dataset, head="plain", radius=1.0, head_options=(), loss="cross_entropy", loss_options=(), seed=0,
+        subset_seed=0, data_order=spec.data_order if spec.imbalance < 1 else "",
+    )  # fmt: skip
+
+
+def _by_subset(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Keep draws of the subset apart if a seed has several of them: each seed its own draw, or one for all."""
+    draws: dict[int, set[int]] = {}
+    for row in rows:
+        draws.setdefault(row.run.spec.seed, set()).add(row.run.spec.subset_seed)
+    if all(len(found) == 1 for found in draws.values()):
+        return {"": list(rows)}
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        spec = row.run.spec
+        shared = any(spec.subset_seed in found for seed, found in draws.items() if seed != spec.seed)
+        if spec.subset_seed == spec.seed - FIRST_SEED:
+            groups.setdefault("a subset for every seed", []).append(row)
+        if spec.subset_seed != spec.seed - FIRST_SEED or shared:
+            groups.setdefault(f"subset {spec.subset_seed} for all seeds", []).append(row)
+    return groups
+
+
+def _split(spec: RunSpec) -> int:
+    found = names.open_set(spec.dataset)
+    return found[1] if found else 0
+
+
+def _order(setting: Setting) -> tuple[object, ...]:
+    spec, networks = setting.spec, list(names.NETWORKS)
+    rank = networks.index(spec.network) if spec.network in networks else len(networks)
+    where = spec.dataset, rank, spec.network, spec.validation, -spec.imbalance, setting.earlier_draw
+    return (*where, spec.stage, -spec.epochs, spec.optimiser != "sgd", spec.digest, setting.subset)
+
+
+def _plain(value: object) -> object:
+    return " ".join(f"{key}={item}" for key, item in value) if isinstance(value, tuple) else value

@@ -1,0 +1,137 @@
+"""The result of `compare`: the same differences as the report, in three renderings."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from maxsep.lab.engine import train
+from maxsep.lab.report import write_report
+from maxsep.lab.report.own_data import check_data, verdict, write_page
+from maxsep.lab.run import Run
+from maxsep.lab.spec import Execution, RunSpec, options
+
+ACCURACY = {("plain", 1.0): 0.80, ("maxsep", 1.0): 0.801, ("control", 0.1): 0.85, ("maxsep", 0.1): 0.8503}
+JITTER = {
+    ("maxsep", 1.0): (0.001, -0.002, 0.001), ("control", 0.1): (0.001, 0.0, -0.001), ("maxsep", 0.1): (0, 0.002, 0),
+}  # fmt: skip
+
+
+def specs_of(seeds=3, **fields):
+    base = RunSpec(**fields)
+    return [base.replace(head=h, radius=r, seed=seed) for seed in range(seeds) for h, r in ACCURACY]
+
+
+@pytest.fixture
+def compared(tmp_path, run_folder):
+    """Write made-up runs of some specs and compare them."""
+
+    def make(specs, written=None):
+        runs = []
+        for spec in specs if written is None else written:
+            kind = (spec.head, spec.radius)
+            top1 = ACCURACY[kind] + 0.01 * spec.seed + JITTER.get(kind, (0, 0, 0))[spec.seed]
+            runs.append(Run(run_folder(tmp_path / "runs", spec, top1)))
+        return verdict(specs, runs)
+
+    return make
+
+
+def test_the_radius_helps_and_the_matrix_adds_nothing(compared):
+    found = compared(specs_of())
+    assert [(c.effect, c.method, c.other, c.difference.word) for c in found.comparisons] == [
+        ("matrix", "maxsep, radius 1", "linear", "no difference larger than 1 point"),
+        ("radius", "control, radius 0.1", "linear", "better"),
+        ("matrix", "maxsep, radius 0.1", "control, radius 0.1", "no difference larger than 1 point"),
+        ("both", "maxsep, radius 0.1", "linear", "better"),
+    ]
+    assert "none is larger than 1 point" in found.headline
+    assert (found.missing, found.warnings) == ([], [])
+
+
+def test_terminal_json_page_and_report_say_the_same(compared, tmp_path):
+    found = compared(specs_of())
+    text = io.StringIO()
+    found.show(Console(file=text, width=200))
+    page = write_page(found, tmp_path / "page", commands=["maxsep compare digits"])
+    data = json.loads(page.with_name("report.json").read_text())
+    assert data["comparisons"] == json.loads(json.dumps(found.to_dict()))["comparisons"]
+    for comparison in found.comparisons:
+        assert comparison.text in text.getvalue()
+        assert comparison.text in page.with_name("report.md").read_text()
+    write_report(tmp_path / "runs", tmp_path / "report")
+    results = json.loads((tmp_path / "report" / "report.json").read_text())["results"]
+    assert [r["to_control"] for r in results] == [m["to_control"] for m in found.to_dict()["methods"]]
+
+
+def test_missing_runs_are_named_and_losses_do_not_mix(compared):
+    specs = specs_of(loss="logit_adjusted") + specs_of()
+    found = compared(specs, [s for s in specs if (s.head, s.loss) != ("plain", "logit_adjusted")])
+    assert {(spec.head, spec.loss) for spec in found.missing} == {("plain", "logit_adjusted")}
+    adjusted = [c for c in found.comparisons if "logit adjustment" in c.method]
+    assert all("logit adjustment" in c.other for c in adjusted)
+    assert {c.effect for c in adjusted} == {"matrix"}
+
+
+def test_a_loss_is_compared_by_the_mean_over_unequal_classes(tmp_path, run_folder):
+    specs = [RunSpec(head="plain", loss=loss) for loss in ("cross_entropy", "balanced_softmax")]
+    runs = [
+        Run(run_folder(tmp_path, spec, metrics={"top1": 0.8, "balanced": balanced, "class_counts": [90, 9],
+                                                "num_test": 500, "per_class": [0.9, 0.1]}))
+        for spec, balanced in zip(specs, (0.5, 0.6), strict=True)
+    ]  # fmt: skip
+    (comparison,) = verdict(specs, runs).comparisons
+    assert (comparison.effect, comparison.difference.estimate) == ("loss", pytest.approx(0.1))
+
+
+def test_cosine_heads_meet_their_own_controls(tmp_path, run_folder):
+    heads = ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
+    specs = [RunSpec(head=head, loss="ldam", loss_options=options(max_margin=0.4)) for head in heads]
+    found = verdict(specs, [Run(run_folder(tmp_path, spec)) for spec in specs])
+    name = {spec.head: found.setting.name(method) for spec, method in zip(specs, found.setting.methods, strict=True)}
+    assert [(c.effect, c.method, c.other) for c in found.comparisons] == [
+        ("matrix", name["cosine_maxsep"], name["cosine"]),
+        ("radius", name["centred_cosine"], name["cosine"]),
+        ("matrix", name["maxsep_cosine"], name["centred_cosine"]),
+        ("both", name["maxsep_cosine"], name["cosine"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("top1", "balanced", "tests", "count"),
+    [(0.8, 0.8, 1000, 0), (0.5, 0.12, 1000, 2), (0.5, 0.5, 1000, 2), (0.8, 0.8, 18, 1)],
+)
+def test_what_makes_a_comparison_doubtful(tmp_path, run_folder, top1, balanced, tests, count):
+    specs = [RunSpec(head="plain"), RunSpec(head="maxsep")]
+    shared = {"class_counts": [100] * 10, "num_test": tests, "per_class": [0.5] * 10}
+    metrics = [{"top1": 0.8, "balanced": 0.8, **shared}, {"top1": top1, "balanced": balanced, **shared}]
+    runs = [Run(run_folder(tmp_path, s, metrics=m)) for s, m in zip(specs, metrics, strict=True)]
+    assert len(verdict(specs, runs).warnings) == count
+
+
+@pytest.mark.parametrize("change", [{"class_counts": [50] * 10}, {"num_test": 7}, {"files": "b"}])
+def test_pictures_that_changed_are_refused(tmp_path, run_folder, change):
+    metrics = {"top1": 0.5, "class_counts": [100] * 10, "num_test": 1000, "files": "a"}
+    runs = [Run(run_folder(tmp_path, RunSpec(seed=s), metrics=metrics | (change if s else {}))) for s in (0, 1)]
+    with pytest.raises(ValueError, match="have changed"):
+        verdict([run.spec for run in runs], runs)
+    check_data(runs[:1], metrics["class_counts"], 1000, "a")
+    with pytest.raises(ValueError, match="have changed"):
+        check_data(runs[:1], **change)
+
+
+def test_the_page_shows_confusions_and_the_most_confident_mistakes(tmp_path):
+    base = RunSpec(epochs=1, max_train=200, head="plain")
+    specs = [base, base.replace(head="maxsep")]
+    folders = [train(spec, runs=tmp_path / "runs", execution=Execution(device="cpu"), progress=False) for spec in specs]
+    found = verdict(specs, [Run(folder) for folder in folders])
+    page = write_page(found, tmp_path / "page")
+    data = json.loads(page.with_name("report.json").read_text())
+    assert {"confusion-0.svg", "confusion-1.svg"} <= set(data["figures"])
+    tables = {table["id"]: table["rows"] for table in data["tables"]}
+    shares = [float(row["cells"][2]["text"]) for row in tables["mistakes-0"]]
+    assert shares == sorted(shares, reverse=True)
+    assert all(row["cells"][0]["text"] != row["cells"][1]["text"] for row in tables["mistakes-0"])
+    assert len(tables["class-accuracy"]) == 10
+    assert "data:image/png;base64," in page.read_text()
