@@ -85,13 +85,6 @@ def test_an_earlier_folder_is_replaced_and_nothing_else_is_left(saved):
     assert names_in(saved.parent) == ["saved"]
 
 
-def test_other_folders_are_not_overwritten(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        write_folder(tmp_path, fill("two"))
-    assert names_in(tmp_path) == ["thesis.txt"]
-
-
 @pytest.mark.parametrize("step", ["write", "hash", "fsync", "rename"])
 def test_failure_at_any_step_keeps_the_earlier_folder(saved, monkeypatch, step):
     full, rename = failing(errno.ENOSPC), Path.rename

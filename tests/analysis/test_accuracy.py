@@ -56,15 +56,6 @@ def test_the_groups_of_long_tailed_cifar100(imbalance, sizes):
     assert [*itertools.chain(*groups.values())] == list(range(100))
 
 
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=30))
-def test_each_class_is_in_the_group_of_its_count(counts):
-    groups = shot_groups(torch.tensor(counts))
-    assert sorted(itertools.chain(*groups.values())) == list(range(len(counts)))
-    assert all(counts[c] > 100 for c in groups["many"])
-    assert all(20 <= counts[c] <= 100 for c in groups["medium"])
-    assert all(counts[c] < 20 for c in groups["few"])
-
-
 def test_other_limits():
     assert shot_groups([100, 99, 21, 20], many=99, few=21) == {"many": [0], "medium": [1, 2], "few": [3]}
     assert shot_groups([3, 4], many=3, few=4) == {"many": [1], "medium": [], "few": [0]}
@@ -81,13 +72,9 @@ def test_accuracies_are_averaged_over_classes():
     ("call", "name"),
     [
         (lambda: shot_groups([]), "class_counts"),
-        (lambda: shot_groups([[1]]), "class_counts"),
-        (lambda: shot_groups([-1]), "class_counts"),
         (lambda: shot_groups([0.5]), "class_counts"),
         (lambda: shot_groups([math.nan]), "class_counts"),
         (lambda: shot_groups([1], many=5, few=7), "few"),
-        (lambda: shot_groups([1], many=0), "many"),
-        (lambda: shot_groups([1], few=2.5), "few"),
         (lambda: accuracy_by_shot([0.5], [1, 2]), "accuracies"),
         (lambda: accuracy_by_shot([50.0], [1]), "accuracies"),
     ],

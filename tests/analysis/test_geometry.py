@@ -103,35 +103,20 @@ def test_the_class_vectors_of_a_head_are_a_simplex():
     assert measures["nc1"] > 0.1
 
 
-def test_neural_collapse_by_hand():
-    # class means -1 and 1, samples one unit to either side in the first feature: within 1, between 1, K = 2
-    x = torch.tensor([[-2.0, 5.0], [0.0, 5.0], [0.0, 5.0], [2.0, 5.0]])
-    W, b = torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), torch.tensor([3.0, 4.0])
-    measures = neural_collapse(x, torch.tensor([0, 0, 1, 1]), W, b)
-    assert measures == pytest.approx({"nc1": 0.5, "nc2": 0.0, "nc3": 0.0, "nc4": 5.0}, abs=1e-12)
-
-
 X, Y, W = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1]), torch.eye(2)
 
 
 @pytest.mark.parametrize(
     ("x", "y", "weight", "bias", "name"),
     [
-        (X, Y, torch.ones(3), None, "weight"),
         (X, Y, torch.ones(1, 2), None, "weight"),
-        (X, Y, torch.eye(3)[:2], None, "weight"),
         (X, Y, W * 0, None, "weight"),
-        (X, Y, torch.ones(2, 2), None, "weight"),
-        (X, Y, [[1.0]], None, "weight"),
         (X, Y, W, torch.ones(3), "bias"),
         (X, Y + 1, W, None, "labels"),
-        (X, Y - 1, W, None, "labels"),
         (X, Y * 0, W, None, "labels"),
-        (X, Y[:1], W, None, "labels"),
         (X[:0], Y[:0], W, None, "features"),
         (X / 0, Y, W, None, "features"),
         (X * 0 + 0.1, Y, W, None, "class means"),
-        (X.long(), Y, W, None, "features"),
     ],
 )
 def test_invalid_arguments(x, y, weight, bias, name):

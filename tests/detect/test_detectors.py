@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from maxsep import MaxSeparationHead, detect
 from maxsep.detect import (
@@ -128,12 +126,6 @@ def test_scores_do_not_depend_on_the_batches(name, cuts):
     torch.testing.assert_close(detector.score(parts), detector.score(X), **NEAR)
 
 
-@pytest.mark.parametrize("size", [1, 7])
-def test_fitting_does_not_depend_on_the_batches(size):
-    detector = MahalanobisDetector(network()).fit(DataLoader(TensorDataset(*TRAIN), batch_size=size))
-    torch.testing.assert_close(detector.score(X), fitted("mahalanobis").score(X), rtol=1e-7, atol=1e-9)
-
-
 @every
 def test_data_is_read_once_and_labels_are_ignored(name):
     detector = DETECTORS[name][0](network())
@@ -178,25 +170,6 @@ def test_grad_modes_of_the_caller_do_not_matter(name):
             detector = fitted(name, net)
             torch.testing.assert_close(detector.score([X]), whole, **NEAR)
         torch.testing.assert_close(detector.score([X]), whole, **NEAR)
-
-
-@every
-def test_only_scores_are_kept_in_memory(name):
-    net, seen, alive = network(), [], []
-    detector = fitted(name, net)
-    net.body.register_forward_hook(lambda module, inputs, output: seen.append(weakref.ref(output)))
-
-    def loader():
-        for _ in range(6):
-            batch = X.clone()
-            seen.append(weakref.ref(batch))
-            yield batch
-            del batch
-            alive.append(sum(reference() is not None for reference in seen))
-
-    detector.score(loader())
-    assert len(seen) >= 12
-    assert max(alive[1:]) == alive[1]
 
 
 def test_thresholds():
@@ -279,9 +252,7 @@ def test_the_step_divides_by_the_std_of_each_channel_and_counts_zero_gradients_a
     [
         (lambda x: x.detach(), torch.zeros(1, 2), None, ValueError),
         (lambda x: x.sqrt(), torch.full((1, 2), -1.0), None, ValueError),
-        (nn.Identity(), torch.zeros(1, 2).byte(), None, TypeError),
         (nn.Identity(), torch.zeros(1, 2), [1.0], ValueError),
-        (nn.Identity(), torch.zeros(1, 2), [[1.0, 1.0]], ValueError),
         (nn.Identity(), torch.zeros(1, 2), [1.0, 0.0], ValueError),
     ],
 )

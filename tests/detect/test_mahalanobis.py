@@ -65,14 +65,6 @@ def test_any_batches_give_the_moments_of_the_whole(seed, sizes, offset):
     torch.testing.assert_close(detector.covariance, centred.T @ centred / len(y), rtol=1e-12, atol=100 * rounding)
 
 
-def test_half_precision_is_accumulated_in_float64():
-    detector, x = Mahalanobis(), torch.tensor([[1024.0], [1025.0]]).half()
-    for _ in range(100):
-        detector.partial_fit(x, torch.zeros(2, dtype=torch.int32))
-    assert detector.means.tolist() == [[1024.5]]
-    assert detector.covariance.item() == pytest.approx(0.25, rel=1e-12)
-
-
 def test_moments_and_scores_far_from_the_origin_are_exact():
     # integers of size 2^50 are exact in float64, the sum of a batch of them is not
     place, number = 2.0**50 + 3, torch.arange(204)
@@ -100,16 +92,6 @@ def test_directions_below_the_rank_threshold_are_ignored(scale, factor, is_kept)
     assert detector.score(across[None]).item() == (pytest.approx(-width / 2 / smallest) if is_kept else 0)
 
 
-def test_scores_are_invariant_to_affine_maps():
-    x, y = samples()
-    x = x.double()
-    scores = Mahalanobis().fit(x, y).score(x)
-    matrix = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 3 * torch.eye(5)
-    mapped = x @ matrix + 1e4
-    torch.testing.assert_close(Mahalanobis().fit(mapped, y).score(mapped), scores, rtol=1e-6, atol=1e-6)
-    assert (scores <= 0).all()
-
-
 def test_fit_starts_anew_and_partial_fit_continues():
     x, y = samples()
     once = Mahalanobis().fit(x, y).score(x)
@@ -119,13 +101,6 @@ def test_fit_starts_anew_and_partial_fit_continues():
     half = Mahalanobis().fit(x[:30], y[:30])
     assert not torch.allclose(half.score(x), once)
     torch.testing.assert_close(half.partial_fit(x[30:], y[30:]).score(x), once)
-
-
-def test_many_rows_score_as_each_alone():
-    x, y = samples()
-    detector = Mahalanobis().fit(x, y)
-    torch.testing.assert_close(detector.score(x.repeat(100, 1)), detector.score(x).repeat(100))
-    assert detector.score(x[:0]).shape == (0,)
 
 
 class Net(nn.Module):
@@ -144,16 +119,6 @@ class Net(nn.Module):
 def data():
     torch.manual_seed(0)
     return Net().double(), torch.randn(40, 2, 3, 3, dtype=torch.float64), torch.arange(40) % 3
-
-
-def test_the_step_leads_towards_the_nearest_class(data):
-    net, x, y = data
-    distances = MahalanobisDetector(net).fit([(x, y)]).distances
-    swept = distances.sweep(net.features, x, [0, 0.01], (0.5, 0.25))
-    assert net.training
-    assert net.layer.weight.grad is None
-    assert (swept[0.01] > swept[0]).double().mean() > 0.9
-    assert distances.sweep(lambda x: net.features(x).detach(), x, [0])[0].shape == (40,)  # needs no gradient
 
 
 def test_sweeps_score_every_magnitude_with_one_gradient(data):
@@ -187,9 +152,7 @@ def test_an_unfitted_detector_refuses_before_the_model_runs(data):
     ("x", "y", "error"),
     [
         (torch.ones(2, 3), torch.zeros(3).long(), ValueError),
-        (torch.ones(2, 3), [0, 1], ValueError),
         (torch.ones(2, 3), torch.zeros(2), TypeError),
-        (torch.ones(2, 3), None, TypeError),
         (torch.ones(0, 3), torch.zeros(0).long(), ValueError),
         (torch.tensor([[1.0, math.nan]]), torch.zeros(1).long(), ValueError),
         ([], None, ValueError),

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
@@ -57,17 +57,6 @@ def test_the_closest_recall_may_be_below_the_requested_one():
     assert fpr_at_tpr(positive, torch.tensor([1.5, 1.5, 0.5, 0.5, 9.5])) == 3 / 5
     assert fpr_at_tpr(positive, torch.tensor([1.0, 1.0, 9.5, 0.0])) == 1 / 4
     assert fpr_at_tpr(positive, torch.tensor([1.0, 1.0, 9.5, 0.0]), rule="at_least") == 3 / 4
-
-
-@settings(max_examples=50)
-@given(ties, ties, st.randoms())
-def test_only_the_order_of_scores_matters(positive, negative, random):
-    a, b = torch.tensor(positive, dtype=torch.float64), torch.tensor(negative, dtype=torch.float64)
-    shuffled = (torch.tensor(random.sample(values, len(values))).double() for values in (positive, negative))
-    c, d = shuffled
-    for metric in METRICS:
-        value = metric(a, b)
-        assert metric(a.exp(), b.exp()) == metric(a**3 * 1e5 + 7, b**3 * 1e5 + 7) == metric(c, d) == value
 
 
 def test_constant_single_and_infinite_scores():
@@ -160,9 +149,7 @@ def test_oscr_by_hand():
     [
         (torch.zeros(0), ValueError),
         (torch.tensor([1.0, math.nan]), ValueError),
-        (torch.zeros(2, 2), ValueError),
         (torch.ones(2, dtype=torch.int64), TypeError),
-        ([1.0], TypeError),
     ],
 )
 def test_invalid_scores(metric, values, error):

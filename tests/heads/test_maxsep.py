@@ -157,17 +157,6 @@ def test_exports_to_plain_operations_for_any_batch(x, order):
     torch.testing.assert_close(program.module()(x[:3]), head(x[:3]))
 
 
-def test_gradients_of_single_samples(x):
-    head = MaxSeparationHead(12, 5, class_order=ORDER)
-
-    def loss(parameters, row):
-        return torch.func.functional_call(head, parameters, row).square().sum()
-
-    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(head.named_parameters()), x)
-    whole = torch.autograd.grad(head(x).square().sum(), head.weight)[0]
-    torch.testing.assert_close(per_sample["weight"].sum(0), whole, atol=1e-4, rtol=1e-4)
-
-
 def test_a_rounded_class_order_is_refused_and_changes_nothing():
     order = torch.randperm(3_000)
     head = MaxSeparationHead(4, 3_000, class_order=order)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, heads
-from maxsep.losses import LogitAdjustedLoss, fused_cross_entropy, linear_logsumexp
+from maxsep.losses import fused_cross_entropy, linear_logsumexp
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
 
 HEADS = {
@@ -158,14 +158,6 @@ def test_extreme_logits_and_excluded_classes(impl, name):
     assert fused_cross_entropy(head, x, target * 0, adjustment=adjustment, impl=impl).isposinf()
 
 
-def test_an_adjustment_of_log_priors_is_logit_adjustment():
-    counts = torch.tensor([50.0, 30, 20, 5])
-    head, x, target = problem("maxsep", 4)
-    adjustment = 1.5 * (counts / counts.sum()).double().log()
-    expected = LogitAdjustedLoss(counts, tau=1.5)(head(x), target)
-    torch.testing.assert_close(fused_cross_entropy(head, x, target, adjustment=adjustment), expected)
-
-
 @every_impl
 @pytest.mark.parametrize("name", ["ordered", "linear"])
 def test_samples_of_any_leading_shape(impl, name):
@@ -309,25 +301,19 @@ class Odd(nn.Linear):
 
 
 WRONG = [
-    ({"head": nn.Identity()}, TypeError, "head must"),
     ({"head": Odd(5, 9)}, TypeError, "head must.*Odd"),
     ({"head": heads.ETFHead(5, 6)}, TypeError, "head must.*ETFHead"),
     ({"x": [1.0]}, TypeError, "x must"),
     ({"x": torch.zeros(6, 4)}, ValueError, "x must"),
-    ({"x": torch.zeros(())}, ValueError, "x must"),
     ({"x": torch.zeros(6, 5, dtype=torch.float16)}, TypeError, "one dtype"),
     ({"target": torch.zeros(5, dtype=torch.int64)}, ValueError, "target must"),
-    ({"target": torch.zeros(6)}, TypeError, "target must"),
-    ({"target": torch.full((6,), 9)}, ValueError, "got 9 at position 0"),
     ({"target": torch.full((6,), -1)}, ValueError, "got -1 at position 0"),
     ({"target": torch.full((6,), -100), "ignore_index": 7}, ValueError, "target must"),
     ({"target": torch.zeros(6, dtype=torch.int64, device="meta")}, ValueError, "one device"),
     ({"ignore_index": None}, TypeError, "ignore_index must"),
-    ({"reduction": "max"}, ValueError, "reduction must"),
     ({"label_smoothing": 1.1}, ValueError, "label_smoothing must"),
     ({"z_loss": -1.0}, ValueError, "z_loss must"),
     ({"weight": torch.ones(8)}, ValueError, "weight must"),
-    ({"weight": torch.ones(9, device="meta")}, ValueError, "weight must"),
     ({"weight": torch.ones(9, requires_grad=True)}, ValueError, "weight must"),
     ({"adjustment": torch.ones(3)}, ValueError, "adjustment must"),
     ({"sample_weight": torch.ones(5)}, ValueError, "sample_weight must"),

@@ -66,9 +66,7 @@ X, Y = torch.zeros(3, 2), torch.arange(3)
     [
         ((X.byte(), Y, 1.0, seeded()), TypeError),
         ((X, Y[:2], 1.0, seeded()), ValueError),
-        ((X[:0], Y[:0], 1.0, seeded()), ValueError),
         ((X, Y, 0, seeded()), ValueError),
-        ((X, Y, float("inf"), seeded()), ValueError),
         ((X, Y, 1.0, 42), TypeError),
     ],
 )

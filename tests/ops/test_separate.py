@@ -192,14 +192,10 @@ def test_another_precision_of_the_result():
     ("x", "radius", "kind", "name"),
     [
         (torch.randn(3, 0), 1.0, ValueError, "x must"),
-        (torch.tensor(1.0), 1.0, ValueError, "x must"),
         (torch.ones(3, 2, dtype=torch.int64), 1.0, TypeError, "x must"),
-        (torch.ones(3, 2, dtype=torch.complex64), 1.0, TypeError, "x must"),
         ([1.0, 2.0], 1.0, TypeError, "x must"),
         (torch.randn(3, 2), 0, ValueError, "radius must"),
-        (torch.randn(3, 2), -1.0, ValueError, "radius must"),
         (torch.randn(3, 2), float("nan"), ValueError, "radius must"),
-        (torch.randn(3, 2), True, TypeError, "radius must"),
         (torch.randn(3, 2), torch.tensor(1.0), TypeError, "radius must"),
     ],
 )

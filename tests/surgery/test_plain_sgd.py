@@ -102,15 +102,6 @@ def test_schedules_go_on_alike(schedule, groups):
     assert all(len(s.get_last_lr()) == len(plain.update.param_groups) for s in plain.schedulers)
 
 
-def test_rate_and_decay_by_hand():
-    plain = Training(radius=0.1, weight_decay=0.01, groups="own")
-    to_plain_sgd(plain.model, plain.update)
-    k = 0.01 * 7 / 6
-    assert plain.update.param_groups[1]["lr"] == pytest.approx(0.2 * k)
-    assert plain.update.param_groups[1]["weight_decay"] == pytest.approx(0.03 / k)
-    assert (plain.update.param_groups[0]["lr"], plain.update.param_groups[0]["weight_decay"]) == (0.05, 0.01)
-
-
 def test_a_bare_head_and_a_head_at_two_places():
     head = MaxSeparationHead(4, 3)
     assert type(to_plain_sgd(head, SGD(head.parameters(), 0.1))) is nn.Linear

@@ -139,12 +139,8 @@ def test_damaged_bytes_are_refused(tmp_path, name):
     [
         ({"labels": ["a", "b"]}, ValueError, "labels"),
         ({"labels": "abc"}, TypeError, "labels"),
-        ({"labels": [1, 2, 3]}, TypeError, "labels"),
         ({"threshold": math.nan}, ValueError, "threshold"),
-        ({"threshold": "high"}, TypeError, "threshold"),
-        ({"threshold": True}, TypeError, "threshold"),
         ({"preprocessing": {"mean": torch.zeros(3)}}, TypeError, "preprocessing"),
-        ({"preprocessing": math.inf}, TypeError, "preprocessing"),
         ({"extra": {1, 2}}, TypeError, "extra"),
     ],
 )
