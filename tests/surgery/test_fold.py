@@ -19,10 +19,6 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
-def head_named(name: str) -> nn.Module:
-    return build(name, 12, 5, **({"iterations": 10} if name == "hpn" else {}))
-
-
 @given(*SIZES)
 def test_head_becomes_one_linear_layer_with_the_same_logits(num_classes, width, radius, seed):
     torch.manual_seed(seed)
