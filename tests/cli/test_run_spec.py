@@ -13,8 +13,8 @@ from maxsep.cli.run_spec import beside, count_images, first_stage, head_options,
 from maxsep.lab.data import Dataset, prepare
 from maxsep.lab.engine import train
 from maxsep.lab.engine.losses import loss_defaults, loss_names
-from maxsep.lab.recipes import longtail
-from maxsep.lab.recipes.own_data import usual_batch
+from maxsep.lab.recipes import long_tail as longtail
+from maxsep.lab.recipes.compare import usual_batch
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec, options
 
@@ -227,7 +227,7 @@ def test_a_second_stage_lies_beside_its_first(finished, tmp_path, monkeypatch):
 
 def test_the_second_stage_of_the_recipe_can_be_typed(finished, tmp_path):
     """Every field of it: the digest, and so the name, is the same."""
-    (stage,) = longtail.RECIPE.specs(1, only="imbalance=0.01,head=plain,loss=label_aware_smoothing")
+    (stage,) = longtail.LONG_TAIL.specs(1, only="imbalance=0.01,head=plain,loss=label_aware_smoothing")
     first = stage.start_from
     folder = shutil.copytree(finished, tmp_path / first.name)
     record = json.loads((folder / "result.json").read_text()) | {"spec": first.to_dict()}

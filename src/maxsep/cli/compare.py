@@ -86,13 +86,13 @@ def command(
     """Train plain, its controls and maxsep on your data, and tell what the matrix adds to its control."""
     from maxsep.lab.data import Dataset, with_order
     from maxsep.lab.estimate import num_train, parse_budget
-    from maxsep.lab.recipes.own_data import own_data, usual_batch
+    from maxsep.lab.recipes.compare import compare, usual_batch
     from maxsep.lab.spec import RunSpec
 
     limit = None if budget is None else parse_budget(budget)
     losses = words("--loss", loss, "cross_entropy")
     name = Dataset.find(dataset, data, size).name
-    recipe = own_data(
+    recipe = compare(
         name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
         radii=numbers("--radius", radius, "1,0.1") if radius else None, losses=losses,
         loss_options=loss_options("ldam" if "ldam" in losses else losses[0], loss_option),

@@ -29,7 +29,7 @@ def first_stage(given: Given, data: Path | None = None) -> RunSpec:
     (('tau', 2.0),)
     """
     from maxsep.lab.data import Dataset
-    from maxsep.lab.recipes.own_data import usual_batch
+    from maxsep.lab.recipes.compare import usual_batch
 
     fields = dict(given) | _of_optimiser(given.get("optimiser") or "sgd", given)
     fields["loss_options"] = loss_options(fields["loss"], given.get("loss_options"))

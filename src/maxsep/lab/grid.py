@@ -21,8 +21,7 @@ from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
 from maxsep.lab.engine.progress import StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
-from maxsep.lab.recipes import Recipe, Selection, canonical
-from maxsep.lab.recipes.after import After
+from maxsep.lab.recipes import After, Recipe, Selection, canonical
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -328,8 +327,7 @@ def _tell(
 
 def _share(worker: _Worker, specs: Sequence[RunSpec], jobs: int, on_event: Callable[[Event], None]) -> Summary:
     """Let several processes work through the list; a signal to this one is passed on, and their results are merged."""
-    threads = worker.execution.threads or max(1, torch.get_num_threads() // jobs)
-    worker = replace(worker, progress=False, execution=replace(worker.execution, threads=threads))
+    worker, threads = replace(worker, progress=False), max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")
     children: dict[Any, Any] = {}
     results: list[Summary | int] = []
@@ -337,7 +335,9 @@ def _share(worker: _Worker, specs: Sequence[RunSpec], jobs: int, on_event: Calla
         try:
             for _ in range(jobs):
                 receive, send = context.Pipe(duplex=False)
-                child = children[receive] = context.Process(target=_work_for_parent, args=(worker, specs, send))
+                child = children[receive] = context.Process(
+                    target=_work_for_parent, args=(worker, specs, threads, send)
+                )
                 child.start()
                 send.close()  # the pipe ends with the child
             waiting = True
@@ -363,7 +363,8 @@ def _share(worker: _Worker, specs: Sequence[RunSpec], jobs: int, on_event: Calla
     return _merge(worker.runs, specs, results, stop.signum)
 
 
-def _work_for_parent(worker: _Worker, specs: Sequence[RunSpec], connection: Any) -> None:
+def _work_for_parent(worker: _Worker, specs: Sequence[RunSpec], threads: int, connection: Any) -> None:
+    torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(OSError):  # the parent is gone
         connection.send(worker.run(specs, connection.send, time.monotonic))

@@ -1,4 +1,6 @@
-from pathlib import Path
+"""What every recipe shares: its runs, seeds and epochs, and the selection of some of them."""
+
+import hashlib
 
 import pytest
 
@@ -6,19 +8,22 @@ from maxsep import heads
 from maxsep.lab import networks, recipes
 from maxsep.lab.engine.losses import loss_names
 from maxsep.lab.engine.optim import learning_rate
-from maxsep.lab.recipes import Arm, choose_radii
-from maxsep.lab.spec import RunSpec
+from maxsep.lab.recipes import Block, Method, Recipe, Selection
+from maxsep.lab.spec import RunSpec, options
 
-RUNS = Path(__file__).parents[3] / "results" / "runs"
-
-
-def found(name, **wanted):
-    return [s for s in recipes.get(name).specs(1) if all(getattr(s, key) == value for key, value in wanted.items())]
-
-
-def test_unknown_name_lists_the_known():
-    with pytest.raises(ValueError, match=r"unknown recipe 'table9'. Known recipes: table1, fixed, .*demo, errorbars"):
-        recipes.get("table9")
+NAMES = {
+    "table1": (132, "f6c6f2b5"),
+    "fixed": (150, "c7100009"),
+    "prototypes": (72, "46d792a5"),
+    "longtail": (216, "3b60e1fc"),
+    "beyond_search": (14, "46e7e963"),
+    "beyond": (228, "d2919a7b"),
+    "imagenet": (48, "8a472795"),
+    "ood": (24, "41ed8d4a"),
+    "openset": (60, "e7ddc5c7"),
+    "features2d": (2, "e142962c"),
+    "demo": (15, "71387a7d"),
+}
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -35,54 +40,11 @@ def test_every_run_can_be_built(name):
             assert spec.radius == 1
 
 
-def test_table1_is_the_papers_grid():
-    specs = recipes.get("table1").specs(1)
-    cells = {(s.dataset, s.imbalance, s.network) for s in specs}
-    assert len(cells) == 2 * 5 * 2
-    controls = [s for s in specs if s.head == "control"]
-    assert {(s.dataset, s.imbalance, s.network, s.radius) for s in controls} == {
-        (dataset, imbalance, "resnet34", 0.1) for dataset in ("cifar10", "cifar100") for imbalance in (0.02, 0.01)
-    }
-    arms = {s: (s.head, s.radius) for s in specs if s.head != "control"}
-    assert {arm for s, arm in arms.items() if s.network == "resnet34"} == {("plain", 1.0), ("maxsep", 0.1)}
-    assert {arm for s, arm in arms.items() if s.network == "convnet"} == {("plain", 1.0), ("maxsep", 1.0)}
-    assert (len(arms), len(controls)) == (2 * len(cells), 4)
-
-
-def test_every_seed_of_table1_has_its_own_subset_where_no_recorded_one_counts():
-    for spec in recipes.get("table1").specs():
-        recorded = (spec.dataset, spec.imbalance, spec.network) == ("cifar10", 0.01, "resnet34")
-        assert spec.subset_seed == (0 if recorded or spec.imbalance == 1 else spec.seed - 123)
-
-
-def test_recorded_runs_of_cifar10_count_in_table1():
-    specs = recipes.get("table1").specs(precision="bf16-mixed", only="dataset=cifar10,imbalance=0.01,network=resnet34")
-    specs = [spec for spec in specs if spec.head != "control"]
-    assert len(specs) == 6
-    assert all((RUNS / spec.name / "result.json").is_file() for spec in specs)
-
-
-def test_the_protocol():
-    for spec in recipes.get("table1").specs(1):
-        told = (spec.optimiser, spec.learning_rate, spec.momentum, spec.nesterov, spec.weight_decay, spec.batch_size)
-        assert told == ("sgd", 0.1, 0.9, False, 5e-4, 512)
-        assert (spec.subset_seed, spec.evaluate_every, spec.precision) == (0, 10, "32-true")
-        assert spec.augmentation == ("crop_flip_rotate" if spec.imbalance == 1 else "crop_flip")
-        assert spec.normalisation == (spec.dataset if spec.imbalance == 1 else "cifar10")
-    resnet, convnet = (found("table1", network=network)[0] for network in ("resnet34", "convnet"))
-    assert (resnet.epochs, convnet.epochs) == (200, 90)
-    assert learning_rate(resnet, 100) == pytest.approx(0.05)
-    assert [round(learning_rate(convnet, epoch), 6) for epoch in (29, 30, 60, 89)] == [0.1, 0.01, 0.001, 0.001]
-
-
-def test_seeds_start_where_the_released_scripts_do():
-    assert recipes.get("table1").seeds == (123, 124, 125)
-    assert {s.seed for s in recipes.get("table1").specs(2)} == {123, 124}
-    assert {s.seed for s in recipes.get("table1").specs([5])} == {5}
-    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
-        recipes.get("table1").specs(0)
-    with pytest.raises(ValueError, match="seeds must name at least one seed"):
-        recipes.get("table1").specs([])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_runs_of_a_recipe_keep_their_names(name):
+    names = sorted(spec.name for spec in recipes.get(name).specs())
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    assert (len(names), digest) == NAMES[name]
 
 
 @pytest.mark.parametrize("name", ["errorbars", "frequency", "fisher"])
@@ -90,70 +52,107 @@ def test_views_of_table1_are_its_aliases(name):
     assert recipes.get(name) is recipes.get("table1")
 
 
-def test_fixed_and_prototypes_share_the_runs_of_table1():
-    known = {spec.name for spec in recipes.get("table1").specs()}
-    extra = {s.head for s in recipes.get("fixed").specs() if s.name not in known}
-    assert extra == {"learnable_matrix", "extra_layer", "etf"}
-    hpn = [s for s in recipes.get("prototypes").specs(1) if s.name not in known]
-    assert {(s.loss, s.radius, s.head_options) for s in hpn} == {
-        ("squared_cosine", 1.0, ()),
-        ("cross_entropy", 0.1, (("normalise", False),)),
-    }
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match="table9"):
+        recipes.get("table9")
 
 
-def test_arms_of_one_seed_stay_together():
-    specs = recipes.get("table1").specs()
-    assert [s.seed for s in specs] == sorted(s.seed for s in specs)
-    assert [s.head for s in specs[:2]] == ["plain", "maxsep"]
-
-
-def test_other_epochs_stretch_the_steps():
-    (convnet, *_) = recipes.get("table1").specs(1, epochs=9, only="network=convnet")
-    assert (convnet.epochs, dict(convnet.schedule_options)) == (9, {"every": 3, "factor": 0.1})
-    (short, *_) = recipes.get("table1").specs(1, epochs=1, only="network=convnet")
-    assert dict(short.schedule_options)["every"] == 1
-
-
-def test_precision_and_limits_reach_every_run():
-    for spec in recipes.get("demo").specs(1, precision="bf16-mixed", max_train=50, max_test=20):
-        assert (spec.precision, spec.max_train, spec.max_test) == ("bf16-mixed", 50, 20)
-    first, second = (recipes.get("demo").specs(1, precision=p)[0] for p in (None, "bf16-mixed"))
-    assert first.name != second.name
-
-
-def test_the_demo_searches_on_held_out_data_first():
-    recipe = recipes.get("demo")
-    specs = recipe.specs()
-    searched = [s for s in specs if s.validation > 0]
-    assert specs[: len(searched)] == searched
-    assert {s.radius for s in searched if s.head == "maxsep"} == {0.03, 0.1, 0.3, 1.0, 3.0, 10.0}
-    assert {(s.dataset, s.imbalance) for s in specs} == {("digits", 0.02)}
-    assert {s.head for s in specs if s.validation == 0} == {"plain", "scaled", "maxsep", "control"}
-    assert {s.seed for s in specs} == {0, 1, 2}
-
-
-def test_the_runs_after_the_search_compare_at_equal_radius():
-    recipe = recipes.get("demo")
-    specs = recipe.specs(2, epochs=3)
-    final = recipe.final_specs({"scaled": 1.0, "maxsep": 3.0}, specs)
-    assert {(s.head, s.radius) for s in final} == {
-        ("plain", 1.0),
-        ("maxsep", 1.0),
-        ("scaled", 3.0),
-        ("maxsep", 3.0),
-    }
-    assert all(s.validation == 0 and s.epochs == 3 for s in final)
-    assert {s.seed for s in final} == {0, 1}
-    with pytest.raises(ValueError, match="recipe 'table1' has no search for the radius"):
-        recipes.get("table1").final_specs({}, [])
-
-
-def test_choosing_a_radius():
-    scores = {("a", 0.1): [0.6, 0.8], ("a", 1.0): [0.7, 0.7], ("a", 3.0): [0.5], ("b", 0.1): [0.9], ("b", 1.0): []}
-    assert choose_radii(scores) == {"a": 1.0, "b": 0.1}
-
-
-def test_an_arm_keeps_the_setting():
+def test_a_method_keeps_the_setting_and_may_change_any_field():
     setting = RunSpec(dataset="cifar10", epochs=7, seed=3)
-    run = Arm(head="hpn", loss="squared_cosine").on(setting)
-    assert (run.dataset, run.epochs, run.seed, run.head, run.loss) == ("cifar10", 7, 3, "hpn", "squared_cosine")
+    run = Method(head="hpn", loss="squared_cosine", changes=options(clip_norm=1.0)).on(setting)
+    assert (run.dataset, run.epochs, run.seed, run.clip_norm) == ("cifar10", 7, 3, 1.0)
+    assert (run.head, run.loss) == ("hpn", "squared_cosine")
+
+
+def make(*blocks, **facts):
+    return Recipe(name="x", title="x", source="x", question="x?", blocks=blocks, seeds=(5, 6, 7), **facts)
+
+
+PLAIN, MATRIX = Method(head="plain"), Method(head="maxsep")
+SETTING = RunSpec()
+
+
+def test_the_seed_is_the_slowest_index_and_the_method_the_fastest():
+    specs = make(Block(settings=(SETTING, SETTING.replace(imbalance=0.1)), methods=(PLAIN, MATRIX))).specs(2)
+    expected = [(s, i, h) for s in (5, 6) for i in (1.0, 0.1) for h in ("plain", "maxsep")]
+    assert [(spec.seed, spec.imbalance, spec.head) for spec in specs] == expected
+
+
+def test_seeds_are_counted_or_named_and_a_block_may_have_its_own():
+    block, own = Block(settings=(SETTING,), methods=(PLAIN,)), Block(settings=(SETTING,), methods=(MATRIX,), seeds=(1,))
+    assert [spec.seed for spec in make(block).specs(4)] == [5, 6, 7, 8]
+    assert [spec.seed for spec in make(block).specs([9, 2])] == [9, 2]
+    assert [(spec.head, spec.seed) for spec in make(block, own).specs(2)] == [("plain", 5), ("maxsep", 1), ("plain", 6)]
+    for nothing in (0, []):
+        with pytest.raises(ValueError, match="seeds"):
+            make(block).specs(nothing)
+
+
+def test_equal_runs_are_listed_once_and_limits_reach_all():
+    recipe = make(Block(settings=(SETTING,), methods=(PLAIN, Method(head="scaled"), PLAIN)))
+    (spec,) = recipe.specs(1, precision="bf16-mixed", max_train=50, max_test=20)
+    assert (spec.head, spec.precision, spec.max_train, spec.max_test) == ("plain", "bf16-mixed", 50, 20)
+
+
+def test_a_method_may_name_its_precision():
+    method = Method(head="plain", changes=options(precision="64-true"))
+    (spec,) = make(Block(settings=(SETTING,), methods=(method,))).specs(1, precision="bf16-mixed")
+    assert spec.precision == "64-true"
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "epochs", "field", "value"),
+    [
+        ("table1", "network=convnet", 9, "schedule_options", {"every": 3, "factor": 0.1}),
+        ("table1", "network=convnet", 1, "schedule_options", {"every": 1, "factor": 0.1}),
+        ("longtail", "loss=ldam,reweight_from", 20, "loss_options", None),
+        ("features2d", None, 40, "features_at", (3, 40)),
+        ("features2d", None, 1, "features_at", (1,)),
+    ],
+)
+def test_other_epochs_stretch_the_protocol(name, only, epochs, field, value):
+    specs = recipes.get(name).specs(1, epochs, only.replace(",reweight_from", "") if only else None)
+    assert {spec.epochs for spec in specs} == {epochs}
+    if value is None:
+        deferred = {dict(spec.loss_options).get("reweight_from") for spec in specs}
+        assert deferred == {None, 16}
+    else:
+        found = getattr(specs[0], field)
+        assert (dict(found) if isinstance(value, dict) else found) == value
+
+
+def test_other_epochs_only_cut_a_second_stage():
+    stages = [s for s in recipes.get("longtail").specs(1, epochs=20) if s.start_from is not None]
+    assert {(spec.epochs, spec.start_from.epochs) for spec in stages} == {(10, 20)}
+    assert {spec.epochs for spec in recipes.get("longtail").specs(1, epochs=2)} == {2}
+
+
+SPECS = [
+    RunSpec(head=h, imbalance=i, seed=s, radius=0.1)
+    for h in ("plain", "scaled", "maxsep")
+    for i in (1.0, 0.1, 0.01)
+    for s in (0, 1)
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (None, 18),
+        (" , ", 18),
+        ("head=plain|maxsep", 12),
+        ("head=plain,head=maxsep,imbalance=0.1", 4),
+        ("imbalance=1e-2, seed = 1", 3),
+        ("-maxsep-r0.1-s0-", 3),
+    ],
+)
+def test_terms_select_by_field_or_by_a_part_of_the_name(text, count):
+    assert len(Selection.parse(text).apply(SPECS)) == count
+
+
+@pytest.mark.parametrize("text", ["hed=plain", "head=etf", "imbalance=small", "nonsense"])
+def test_a_selection_of_nothing_is_an_error(text):
+    with pytest.raises(ValueError, match=text.partition("=")[0]):
+        Selection.parse(text).apply(SPECS)
+    if text == "head=etf":
+        assert Selection.parse(text).apply([]) == []

@@ -1,49 +1,19 @@
-"""Every experiment by name: one file per table or figure of the paper, as data."""
+"""Every experiment by name: the tables and figures of the paper, and the measurements of docs/plan.md, as data."""
 
 from __future__ import annotations
 
-from maxsep.lab.recipes import (
-    beyond,
-    demo,
-    features2d,
-    fixed,
-    imagenet,
-    longtail,
-    ood,
-    openset,
-    prototypes,
-    table1,
-)
-from maxsep.lab.recipes.recipe import Arm, Block, Recipe, Sweep, canonical, choose_radii, validation_metric
-from maxsep.lab.recipes.selection import Selection
+from maxsep.lab.recipes.cifar import FIXED, PROTOTYPES, TABLE1
+from maxsep.lab.recipes.compare import DEMO
+from maxsep.lab.recipes.imagenet import IMAGENET
+from maxsep.lab.recipes.long_tail import BEYOND, BEYOND_SEARCH, LONG_TAIL
+from maxsep.lab.recipes.ood import FEATURES2D, OOD, OPEN_SET
+from maxsep.lab.recipes.recipe import After, Block, Method, Recipe, Selection, canonical
 
-__all__ = [
-    "Arm",
-    "Block",
-    "Recipe",
-    "Selection",
-    "Sweep",
-    "canonical",
-    "choose_radii",
-    "get",
-    "names",
-    "validation_metric",
-]
+__all__ = ["After", "Block", "Method", "Recipe", "Selection", "canonical", "get", "names"]
 
-_RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        *(module.RECIPE for module in (table1, fixed, prototypes, longtail)),
-        beyond.SEARCH,
-        beyond.RECIPE,
-        *(module.RECIPE for module in (imagenet, ood, openset, features2d, demo)),
-    )
-}
-_ALIASES = {
-    "errorbars": "table1",
-    "frequency": "table1",
-    "fisher": "table1",
-}
+_ALL = (TABLE1, FIXED, PROTOTYPES, LONG_TAIL, BEYOND_SEARCH, BEYOND, IMAGENET, OOD, OPEN_SET, FEATURES2D, DEMO)
+_RECIPES = {recipe.name: recipe for recipe in _ALL}
+_ALIASES = {"errorbars": "table1", "frequency": "table1", "fisher": "table1"}
 """Tables and figures of the paper that show the runs of another recipe."""
 
 
@@ -57,12 +27,12 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Recipe:
-    """Find a recipe by name.
+    """Return a recipe by name.
 
     >>> get("table1").source, get("fisher").name
     ('Table 1', 'table1')
     """
     name = _ALIASES.get(name, name)
     if name not in _RECIPES:
-        raise ValueError(f"unknown recipe {name!r}. Known recipes: {', '.join((*_RECIPES, *_ALIASES))}.")
+        raise ValueError(f"unknown recipe {name!r}. Known: {', '.join((*_RECIPES, *_ALIASES))}.")
     return _RECIPES[name]
