@@ -7,16 +7,17 @@ python docs/tables.py --check     # exits with 1 if a page would change
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report import render, rows, summary
 from maxsep.lab.report.controls import Method
-from maxsep.lab.report.names import SCORES
 from maxsep.lab.report.rows import Setting
 from maxsep.lab.report.runs import collect
 from maxsep.lab.report.statistics import Difference, Summary, signed
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PLAIN, MATRIX, SMALL = Method("plain"), Method("maxsep"), Method("maxsep", 0.1)
 WEAK, STRONG, ADJUSTED = "crop_flip", "crop_flip_auto_cutout", "logit_adjusted"
+HEADS = {PLAIN: "linear", MATRIX: "maxsep"}
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 CHOSEN = {
     ("cifar10", WEAK): (1e-3, 0.0), ("cifar10", STRONG): (5e-4, 0.2),
@@ -66,8 +68,8 @@ def accuracy() -> str:
 
 def coverage() -> str:
     """Count the paper's numbers that were measured."""
-    numbers = summary.coverage([s for s in settings() if s.spec.validation == 0])
-    return summary.coverage_table(numbers).to_markdown() + "\n"
+    table = summary.coverage_table(summary.coverage(find()))
+    return markdown(table.columns[:4], ([cell.text for cell in row.cells[:4]] for row in table.rows))
 
 
 def table1() -> str:
@@ -78,7 +80,7 @@ def table1() -> str:
         if gain.cell.table == "Table 1" and gain.counted and difference and difference.n >= summary.ENOUGH:
             values = [percent(setting.summary(m)) for m in (setting.baseline(gain.method), gain.method) if m]
             lines.append([gain.label, *values, difference.format(), difference.word, signed(100 * (gain.paper or 0))])
-    columns = ["cell", "linear", "maxsep", "difference, 95 % interval", "word", "paper's difference, five runs"]
+    columns = ["cell", "linear", "maxsep", "difference, 95 % interval", "word", "paper's difference"]
     return markdown(columns, lines)
 
 
@@ -90,20 +92,20 @@ def long_tail_methods() -> str:
             name = _long_tail_name(setting, method)
             if not name or method.radius != 1 or control is None:
                 continue
-            printed = [cell for m in (baseline, method) if m for cell in setting.cells(m)]
-            numbers = {cell.head: f"{cell.value:.2f}" for cell in printed}
+            cells = [cell for m in (baseline, method) if m for cell in setting.cells(m)]
+            numbers = {cell.head: f"{cell.value:.2f}" for cell in cells}
             difference = setting.difference(method, control)
             values = [percent(setting.summary(m)) for m in (control, method)]
-            told = " / ".join(numbers.get(head, "-") for head in ("plain", "maxsep"))
-            lines.append([name, told, *values, difference.format() if difference else "-"])
-    return markdown(["", "paper, without / with", "control", "with the matrix", "difference, 95 % interval"], lines)
+            printed = "/".join(numbers.get(head, "-") for head in ("plain", "maxsep"))
+            lines.append([name, printed, *values, difference.format() if difference else "-"])
+    return markdown(["", "paper, without/with", "control", "matrix", "difference, 95 % interval"], lines)
 
 
 def _long_tail_name(setting: Setting, method: Method) -> str:
     loss = dict(method.loss_options)
     if method.loss == "ldam":
         reading = {"cosine_maxsep": "behind cosines", "maxsep_cosine": "class vectors"}[method.head]
-        return f"LDAM{'-DRW' * ('reweight' in loss)}, margin {loss['max_margin']}, {reading}"
+        return f"LDAM{'-DRW' * ('reweight' in loss)} {loss['max_margin']}, {reading}"
     if setting.spec.start_from is not None:
         return "MiSLAS, stage 2"
     return "MiSLAS, stage 1" if setting.spec.mixup == 1 else ""
@@ -134,14 +136,13 @@ def published() -> str:
 
 
 def recipe_parts() -> str:
-    """The recipe on the ResNet-32 with one part exchanged at a time."""
+    """The recipe on the ResNet-32 with one part exchanged at a time, and what others published."""
     parts = {
-        "logit adjustment, linear": Method("plain", loss=ADJUSTED),
-        "cross-entropy, linear": PLAIN,
-        "logit adjustment, maxsep, radius 1": Method("maxsep", loss=ADJUSTED),
-        "logit adjustment, linear times 0.1": Method("scaled", 0.1, loss=ADJUSTED),
-        "logit adjustment, maxsep, radius 0.1": Method("maxsep", 0.1, loss=ADJUSTED),
-        "logit adjustment, cosine times 16": Method("cosine", 16.0, loss=ADJUSTED),
+        "the recipe": Method("plain", loss=ADJUSTED),
+        "with cross-entropy": PLAIN,
+        "with maxsep": Method("maxsep", loss=ADJUSTED),
+        "with linear times 0.1": Method("scaled", 0.1, loss=ADJUSTED),
+        "with maxsep, radius 0.1": Method("maxsep", 0.1, loss=ADJUSTED),
     }
     first, lines = next(iter(parts.values())), []
     for name, method in parts.items():
@@ -149,9 +150,14 @@ def recipe_parts() -> str:
         for key in CHOSEN:
             setting = recipe(*key)
             difference = setting.difference(method, first)
-            told = f" ({signed(100 * difference.estimate)})" if difference else ""
-            cells.append(percent(setting.summary(method)) + told)
+            change = f" ({signed(100 * difference.estimate)})" if difference and method != first else ""
+            cells.append(percent(setting.summary(method)) + change)
         lines.append([name, *cells])
+    others: dict[str, dict[tuple[str, str], str]] = {}
+    for number in paper.cells():
+        if number.note in (WEAK, STRONG):
+            others.setdefault(f"{number.method} ({number.table})", {})[number.dataset, number.note] = f"{number.value}"
+    lines += [[name, *(values.get(key, "-") for key in CHOSEN)] for name, values in others.items()]
     titles = [f"{TITLES[dataset]}, {'weak' if kind == WEAK else 'strong'}" for dataset, kind in CHOSEN]
     return markdown(["", *titles], lines)
 
@@ -162,28 +168,25 @@ def recipe_cells() -> str:
     for setting in find(network="resnet34", augmentation=STRONG):
         found, best = setting.summary(Method("plain", loss=ADJUSTED)), paper.best_of_table1(setting.spec)
         if found and best and found.low is not None and found.high is not None:
-            name = f"{TITLES[setting.spec.dataset]}, imbalance {setting.spec.imbalance:g}"
+            name = f"{TITLES[setting.spec.dataset]}, {setting.spec.imbalance:g}"
             lines.append(
                 [name, f"{best.value:.2f}", f"{percent(found)} [{100 * found.low:.1f}, {100 * found.high:.1f}]"]
             )
-    return markdown(["", "the paper's best", "ours, 95 % interval"], lines)
+    return markdown(["data, imbalance", "the paper's best", "ours, 95 % interval"], lines)
 
 
 def ood() -> str:
-    """AUROC of three scores on three sets of outliers, at radius 1."""
+    """AUROC of three scores on two sets of outliers, and the accuracy, at radius 1."""
     (setting,) = find(network="wrn40_2", optimiser="sgd")
+    names = {"max_softmax": "MSP", "energy": "energy", "mahalanobis": "Mahalanobis"}
     lines = []
-    for score in ("max_softmax", "energy", "mahalanobis"):
-        for method in (PLAIN, MATRIX):
-            printed = {cell.metric: f"{cell.value:.2f}" for cell in setting.cells(method)}
-            cells = []
-            for outliers in ("svhn", "places", "cifar10"):
-                metric = f"{outliers} {score} auroc"
-                cells += [] if outliers == "cifar10" else [printed.get(metric, "-")]
-                cells.append(percent(setting.summary(method, metric)))
-            lines.append([f"{SCORES[score]}, {setting.name(method)}", *cells])
-    accuracies = "; ".join(f"{setting.name(m)} {percent(setting.summary(m))}" for m in (PLAIN, MATRIX))
-    columns = ["", "SVHN, paper", "ours", "Places, paper", "ours", "CIFAR-10, ours"]
+    for (score, name), method in itertools.product(names.items(), (PLAIN, MATRIX)):
+        numbers = {cell.metric: f"{cell.value:.2f}" for cell in setting.cells(method)}
+        metrics = [f"{outliers} {score} auroc" for outliers in ("svhn", "places")]
+        pairs = [(numbers.get(m, "-"), percent(setting.summary(method, m))) for m in metrics]
+        lines.append([f"{name}, {HEADS[method]}", *itertools.chain(*pairs)])
+    accuracies = ", ".join(f"{HEADS[m]} {percent(setting.summary(m))}" for m in (PLAIN, MATRIX))
+    columns = ["", "SVHN, paper", "ours", "Places, paper", "ours"]
     return markdown(columns, lines) + f"\nAccuracy on CIFAR-100: {accuracies}.\n"
 
 
@@ -192,31 +195,31 @@ def open_set() -> str:
     lines = []
     for setting in find(network="vgg32", network_options=()):
         sets = dict.fromkeys(row.metric.split()[0] for row in setting.rows if row.metric.endswith(" auroc"))
-        for outliers in sets:
-            for method in (PLAIN, MATRIX):
-                printed = {cell.metric: f"{cell.value:.2f}" for cell in setting.cells(method)}
-                cells = [percent(setting.summary(method))]
-                for score in ("max_softmax", "max_logit"):
-                    metric = f"{outliers} {score} auroc"
-                    cells += [printed.get(metric, "-"), percent(setting.summary(method, metric))]
-                name = setting.title.split(",")[0] if outliers == "unknown" else outliers.upper()
-                lines.append([f"{name}, {setting.name(method)}", *cells, f"{len(setting.runs[method])}"])
-    columns = ["", "accuracy", "MSP: paper, 5 splits", "ours", "MLS: paper, 5 splits", "ours", "our splits"]
-    return markdown(columns, lines)
+        for outliers, method in itertools.product(sets, (PLAIN, MATRIX)):
+            numbers = {cell.metric: f"{cell.value:.2f}" for cell in setting.cells(method)}
+            metrics = [f"{outliers} {score} auroc" for score in ("max_softmax", "max_logit")]
+            pairs = [(numbers.get(m, "-"), percent(setting.summary(method, m))) for m in metrics]
+            name = setting.title.split(",")[0] if outliers == "unknown" else outliers.upper()
+            lines.append([f"{name}, {HEADS[method]}", *itertools.chain(*pairs)])
+    return markdown(["", "MSP, paper", "ours", "max logit, paper", "ours"], lines)
 
 
-def adamw() -> str:
-    """A comparison under AdamW on long-tailed digits."""
-    arms = {arm["label"]: arm for arm in json.loads((ROOT / "results" / "adamw_digits.json").read_text())["arms"]}
+def adam_order() -> str:
+    """Heads and orders of the classes under AdamW on long-tailed digits, at radius 1."""
+    found = json.loads((ROOT / "results" / "adam_order.json").read_text())["rows"]
+    rows = {(row["learning_rate"], row["head"]): row for row in found if is_shown(row)}
+    orders = ("rare last", "rare first")
     lines = []
-    for label, arm in arms.items():
-        values = arm["top1"]["seeds"]
-        others = ["plain" if arm["head"] != "plain" else "", label.replace("maxsep", "scaled")]
-        told = [
-            Difference.paired(values, arms[o]["top1"]["seeds"]) if o in arms and o != label else None for o in others
-        ]
-        lines.append([label, percent(Summary.of(list(values.values()))), *(d.format() if d else "-" for d in told)])
-    return markdown(["", "accuracy", "to linear, 95 % interval", "to the control at the same radius"], lines)
+    for rate in sorted({rate for rate, _ in rows}):
+        differences = [rows[rate, order]["balanced_minus_control"] for order in orders]
+        texts = [Difference(*(number / 100 for number in values), n=0).format() for values in differences]
+        lines.append([f"{rate:g}", f"{rows[rate, 'control']['balanced'][0]:.1f}", *texts])
+    return markdown(["learning rate", "control", *orders], lines)
+
+
+def is_shown(row: dict[str, Any]) -> bool:
+    """Whether a row of the study of AdamW is in the table."""
+    return bool(row["optimiser"] == "adamw" and row["radius"] == 1)
 
 
 def cost() -> str:
@@ -237,7 +240,7 @@ TABLES: dict[str, Callable[[], str]] = {
     function.__name__: function
     for function in (
         *(accuracy, coverage, table1, long_tail_methods, published, recipe_parts, recipe_cells, ood, open_set),
-        *(adamw, cost),
+        *(adam_order, cost),
     )
 }
 
