@@ -1,17 +1,20 @@
-"""Batched augmentation against a reference that handles one image at a time."""
+"""Batched augmentation against references that handle one image at a time; what holds for every name."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageEnhance
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from maxsep.lab.data import Augmentation, augmentation
-from maxsep.lab.data.augment import Draw
+from maxsep.lab.data import augmentation
+from maxsep.lab.data.augment import ColourJitter, CropFlip, JitterDraw, Rectangles, ResizedCrop
 
-EVERYTHING = augmentation("crop_flip_rotate")
+NAMES = (
+    *("crop_flip", "crop_flip_rotate", "crop_flip_cutout", "crop_flip_auto", "crop_flip_auto_cutout"),
+    *("resized_crop_flip", "resized_crop_flip_jitter", "rand_augment_m6", "rand_augment_digits_m18"),
+)
 
 
 def generator(seed=0):
@@ -22,78 +25,29 @@ def random_images(*shape, seed=0):
     return torch.randint(1, 256, shape, generator=generator(seed)).to(torch.uint8)
 
 
-def reference(image, top, left, flip, angle):
-    """Pad, slice, flip and rotate one image with numpy and Pillow; image: (C, H, W)."""
-    _, height, width = image.shape
-    pad = min(height, width) // 8
-    array = image.numpy()
-    if top is not None:
-        padded = np.pad(array, ((0, 0), (pad, pad), (pad, pad)))
-        array = padded[:, pad + top : pad + top + height, pad + left : pad + left + width]
-    if flip:
-        array = array[:, :, ::-1]
-    if angle is not None:
-        planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in array]
-        array = np.stack([np.asarray(p.rotate(angle, Image.Resampling.NEAREST)) for p in planes])
-    return torch.from_numpy(np.ascontiguousarray(array))
+class NoWaiting(TorchDispatchMode):
+    """Fails on operations that make the host wait for the device or whose result shape depends on values."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh"), name
+        return function(*args, **(kwargs or {}))
 
 
-def expected(images, draw):
-    rows = [[None if values is None else values[i].item() for values in draw] for i in range(len(images))]
-    return torch.stack([reference(image, *row) for image, row in zip(images, rows, strict=True)])
-
-
-@pytest.mark.parametrize("shape", [(64, 3, 32, 32), (32, 1, 8, 8), (16, 2, 24, 40), (16, 4, 33, 17)])
-@pytest.mark.parametrize(
-    "augment",
-    [
-        Augmentation(crop=True),
-        Augmentation(flip=True),
-        Augmentation(degrees=15.0),
-        Augmentation(degrees=180.0),
-        augmentation("crop_flip"),
-        EVERYTHING,
-    ],
-    ids=str,
-)
-def test_equals_the_reference_pixel_for_pixel(augment, shape):
-    images = random_images(*shape)
-    draw = augment.draw(images, generator(1))
-    result = augment.apply(images, draw)
-    assert result.dtype == torch.uint8
-    assert torch.equal(result, expected(images, draw))
-    assert torch.equal(result, augment(images, generator(1))), "calling is drawing and applying"
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(-4, 4), st.integers(-4, 4), st.booleans(), st.floats(-180, 180))
-def test_any_parameters(top, left, flip, angle):
-    images = random_images(1, 3, 32, 32)
-    draw = Draw(
-        torch.tensor([top]), torch.tensor([left]), torch.tensor([flip]), torch.tensor([angle], dtype=torch.float64)
-    )
-    assert torch.equal(EVERYTHING.apply(images, draw), expected(images, draw))
-
-
-def test_draws_cover_their_ranges_evenly():
-    images = torch.zeros(20_000, 1, 32, 32, dtype=torch.uint8)
-    draw = EVERYTHING.draw(images, generator())
-    for shift in (draw.top, draw.left):
-        counts = torch.bincount(shift + 4, minlength=9)
-        assert len(counts) == 9
-        assert (counts / len(images) - 1 / 9).abs().max() < 0.01
-    assert abs(draw.flip.double().mean() - 0.5) < 0.015
-    assert draw.angle.abs().max() <= 15
-    assert abs(draw.angle.mean()) < 0.3
-    assert abs(draw.angle.std() - 15 / 3**0.5) < 0.2
-    together = torch.stack([draw.top.double(), draw.left.double(), draw.flip.double(), draw.angle])
-    assert (torch.corrcoef(together) - torch.eye(4)).abs().max() < 0.03
-
-
-def test_seed_decides():
-    images = random_images(8, 3, 32, 32)
-    assert torch.equal(EVERYTHING(images, generator(3)), EVERYTHING(images, generator(3)))
-    assert not torch.equal(EVERYTHING(images, generator(3)), EVERYTHING(images, generator(4)))
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name(name, channels):
+    """The seed decides, the input and its layout do not matter, and a CUDA graph could capture it."""
+    augment, images = augmentation(name), random_images(32, channels, 32, 32)
+    copy, result = images.clone(), augment(images, generator(3))
+    assert torch.equal(images, copy)
+    assert (result.shape, result.dtype) == (images.shape, torch.uint8)
+    assert not torch.equal(result, images)
+    assert not torch.equal(result, augment(images, generator(4)))
+    assert torch.equal(result, augment(images.to(memory_format=torch.channels_last), generator(3)))
+    with NoWaiting():
+        assert torch.stack([result, augment(images, generator(3))]).diff(dim=0).count_nonzero().shape == ()
+    assert torch.equal(result, augment.apply(images, augment.draw(images, generator(3))))
 
 
 def test_none_draws_nothing():
@@ -103,41 +57,121 @@ def test_none_draws_nothing():
     assert torch.equal(source.get_state(), before)
 
 
-def test_input_is_left_alone_and_layout_does_not_matter():
-    images = random_images(8, 3, 32, 32)
-    copy = images.clone()
-    result = EVERYTHING(images, generator())
-    assert torch.equal(images, copy)
-    assert torch.equal(EVERYTHING(images.to(memory_format=torch.channels_last), generator()), result)
+@pytest.mark.parametrize("name", ["mixup", "rand_augment", "rand_augment_m06", "rand_augment_m-1", "rand_augment_m31"])
+def test_other_names_are_refused(name):
+    with pytest.raises(ValueError, match="0 to 30"):
+        augmentation(name)
 
 
-class NoWaiting(TorchDispatchMode):
-    """Fails on operations that make the host wait for the device or whose result shape depends on values."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert not {"_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh"} & {
-            function.overloadpacket.__name__
-        }, function
-        return function(*args, **(kwargs or {}))
-
-
-def test_can_be_captured():
-    """No value is read back, no constant is sent over, and shapes are known beforehand."""
-    images = random_images(8, 3, 32, 32)
-    with NoWaiting():
-        result = EVERYTHING(images, generator())
-    assert result.shape == images.shape
-    draw = EVERYTHING.draw(images, generator())
-    shadow = EVERYTHING.apply(images.to("meta"), Draw(*(values.to("meta") for values in draw)))
-    assert shadow.shape == images.shape
-    assert shadow.dtype == torch.uint8
+def reference(image, shift, flip, angle):
+    """Pad, slice, flip and rotate one image (C, H, W) with numpy and Pillow."""
+    _, height, width = image.shape
+    pad, array = min(height, width) // 8, image.numpy()
+    if shift is not None:
+        top, left = (pad + shift).tolist()
+        array = np.pad(array, ((0, 0), (pad, pad), (pad, pad)))[:, top : top + height, left : left + width]
+    if flip:
+        array = array[:, :, ::-1]
+    if angle is not None:
+        planes = [Image.fromarray(np.ascontiguousarray(plane)) for plane in array]
+        array = np.stack([np.asarray(p.rotate(float(angle), Image.Resampling.NEAREST)) for p in planes])
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def test_errors():
-    with pytest.raises(ValueError, match=r"unknown augmentation 'mixup'. Known: none, crop_flip, crop_flip_rotate"):
-        augmentation("mixup")
-    for wrong in (torch.zeros(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)):
-        with pytest.raises(ValueError, match=r"uint8 images of shape \(B, C, H, W\).*before converting to float"):
-            EVERYTHING(wrong, generator())
-        with pytest.raises(ValueError, match="uint8 images"):
-            EVERYTHING.apply(wrong, Draw(None, None, None, None))
+@pytest.mark.parametrize("shape", [(64, 3, 32, 32), (32, 1, 8, 8), (16, 2, 24, 40), (16, 4, 33, 17)])
+@pytest.mark.parametrize(
+    "step",
+    [CropFlip(flip=False), CropFlip(crop=False), CropFlip(False, False, 180.0), CropFlip(), CropFlip(degrees=15.0)],
+    ids=str,
+)
+def test_crop_flip_and_rotation_pixel_for_pixel(step, shape):
+    images = random_images(*shape)
+    draw = step.draw(images, generator(1))
+    rows = [[None if values is None else values[..., i] for values in draw] for i in range(len(images))]
+    expected = torch.stack([reference(image, *row) for image, row in zip(images, rows, strict=True)])
+    assert torch.equal(step.apply(images, draw), expected)
+
+
+def test_draws_cover_their_ranges_evenly():
+    images = torch.zeros(20_000, 1, 32, 32, dtype=torch.uint8)
+    shift, flip, angle = CropFlip(degrees=15.0).draw(images, generator())
+    for values in shift:
+        counts = torch.bincount(values + 4, minlength=9)
+        assert len(counts) == 9
+        assert (counts / len(images) - 1 / 9).abs().max() < 0.01
+    assert abs(flip.double().mean() - 0.5) < 0.015
+    assert angle.abs().max() <= 15
+    assert abs(angle.std() - 15 / 3**0.5) < 0.2
+    together = torch.stack([*shift.double(), flip.double(), angle])
+    assert (torch.corrcoef(together) - torch.eye(4)).abs().max() < 0.03
+
+
+def torchvision_rule(tries, position, size, scale, ratio):
+    """One rectangle by the loop of RandomResizedCrop.get_params, from numbers in [0, 1)."""
+    for area, shape in tries:
+        target = size * size * (scale[0] + (scale[1] - scale[0]) * area)
+        aspect = math.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * shape)
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= size and 0 < h <= size:
+            return [int(position[0] * (size - h + 1)), int(position[1] * (size - w + 1)), h, w]
+    return [0, 0, size, size]
+
+
+@pytest.mark.parametrize("size", [8, 32, 224])
+@pytest.mark.parametrize("crop", [ResizedCrop(), ResizedCrop((0.9, 1.0))])
+def test_rectangles_are_torchvisions(crop, size):
+    images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(500, 1, size, size)
+    source = generator(2)
+    tries = torch.rand(2, 10, 500, generator=source, dtype=torch.float64)
+    position = torch.rand(2, 500, generator=source, dtype=torch.float64)
+    rows = zip(tries.permute(2, 1, 0).tolist(), position.T.tolist(), strict=True)
+    expected = [torchvision_rule(*row, size, crop.scale, crop.ratio) for row in rows]
+    assert torch.stack(crop.draw(images, generator(2)), 1).tolist() == expected
+
+
+@pytest.mark.parametrize("shape", [(64, 3, 32, 32), (64, 1, 8, 8), (8, 3, 97, 97)])
+def test_resized_crops_are_pillows_to_one_grey_level(shape):
+    images = random_images(*shape)
+    draw = ResizedCrop().draw(images, generator(1))
+    result = ResizedCrop().apply(images, draw)
+    for image, new, (top, left, height, width) in zip(images, result, torch.stack(draw, 1).tolist(), strict=True):
+        for plane, got in zip(image.numpy(), new, strict=True):
+            box = Image.fromarray(plane).crop((left, top, left + width, top + height))
+            expected = np.asarray(box.resize((shape[3], shape[2]), Image.Resampling.BILINEAR)).astype(int)
+            assert np.abs(expected - got.numpy()).max() <= 1
+
+
+def test_nothing_outside_of_the_rectangle_shows_and_the_whole_image_stays():
+    images = torch.full((1, 1, 16, 16), 255, dtype=torch.uint8)
+    images[:, :, 3:8, 5:12] = 9
+    part = Rectangles(*(torch.tensor([value]) for value in (3, 5, 5, 7)))
+    assert ResizedCrop().apply(images, part).unique().tolist() == [9]
+    images = random_images(4, 3, 32, 32)
+    whole = Rectangles(*(torch.full((4,), value) for value in (0, 0, 32, 32)))
+    assert torch.equal(ResizedCrop().apply(images, whole), images)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("number", range(3), ids=["brightness", "contrast", "saturation"])
+def test_one_adjustment_is_pillows_to_one_grey_level(number, channels):
+    enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[number]
+    images = random_images(16, channels, 32, 32)
+    factors = torch.linspace(0.6, 1.4, 16)
+    others = torch.ones(3, 16)
+    others[number] = factors
+    result = ColourJitter().apply(images, JitterDraw(torch.arange(3).view(3, 1).expand(3, 16), others))
+    for image, new, factor in zip(images, result, factors.tolist(), strict=True):
+        array = image.permute(1, 2, 0).contiguous().numpy()
+        expected = np.asarray(enhance(Image.fromarray(array.squeeze(2) if channels == 1 else array)).enhance(factor))
+        got = new.permute(1, 2, 0).numpy().reshape(expected.shape)
+        assert np.abs(expected.astype(int) - got).max() <= 1
+
+
+def test_jitter_draws_six_orders_and_even_factors():
+    images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(30_000, 3, 8, 8)
+    order, factors = ColourJitter(0.4).draw(images, generator())
+    assert (factors.min() >= 0.6, factors.max() <= 1.4) == (True, True)
+    assert (factors.mean(1) - 1).abs().max() < 0.01
+    orders, counts = (order[0] * 9 + order[1] * 3 + order[2]).unique(return_counts=True)
+    assert len(orders) == 6
+    assert (counts / 30_000 - 1 / 6).abs().max() < 0.01

@@ -12,6 +12,11 @@ NAMES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_earlier_programs():
+    torch._dynamo.reset()  # all names share one method, and a method has a limited number of programs
+
+
 def images(count=16):
     return torch.randint(256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 

@@ -1,125 +1,45 @@
-"""Random crop, flip and rotation of whole uint8 batches, on the device where the images lie; names of these and others.
+"""Augmentation of whole uint8 batches on their device: crop, flip, rotation, resized crop, colour jitter; all names.
 
-Each of the three moves pixels without mixing them and fills with zero, so their composition is one gather: the
-source position of every output pixel is computed with integers, from the last step back to the first.
+Every step draws its random numbers in `draw` and uses them in `apply`. Neither synchronises with the GPU, and all
+shapes are static, so a CUDA graph can capture both. The generator must be registered with the graph.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from maxsep.lab.data.colour_jitter import ColourJitter
-from maxsep.lab.data.pixel_ops import check_images
-from maxsep.lab.data.rand_augment import HIGHEST, RandAugment
-from maxsep.lab.data.resized_crop import ResizedCrop
-from maxsep.lab.data.strong import Strong
+from maxsep.lab.data.autoaugment import HIGHEST, AutoAugment, Cutout, RandAugment, fixed_point
 
-_ONE = 1 << 16
-"""Rotations count in 1/65536 pixel, as Pillow does, so that both round every position the same way."""
-
-
-class Draw(NamedTuple):
-    """What was drawn for a batch of B images; a step that is not made is None."""
-
-    top: Tensor | None
-    """int64 (B,): the crop's first row, relative to the image; negative reaches into the padding."""
-    left: Tensor | None
-    """int64 (B,): likewise the first column."""
-    flip: Tensor | None
-    """bool (B,): whether to mirror left and right."""
-    angle: Tensor | None
-    """float64 (B,): degrees, counter-clockwise."""
+_TRIES = 10
+_BRIGHTNESS, _CONTRAST = 0, 1
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augment batches: crop (zero padding of size // 8 on each side), then flip, then rotation.
+    """Apply one step after another to uint8 images (B, C, H, W), which are left alone; the shape stays.
 
-    Calling it draws and applies. Nothing waits for the device and no shape depends on a value, so it may run inside
-    a CUDA graph; there the generator must be registered with the graph (`CUDAGraph.register_generator_state`).
-
-    Args:
-        crop: Shift by up to size // 8 pixels in both directions (4 at 32 x 32); what enters is 0.
-        flip: Mirror left and right with probability 1/2.
-        degrees: Rotate by a uniform angle in [-degrees, degrees] about the centre, nearest neighbour, zero fill:
-            pixel for pixel what Pillow's `Image.rotate` gives.
-
-    >>> augment = Augmentation(crop=True, flip=True)
+    >>> augment = augmentation("crop_flip")
     >>> images = torch.randint(256, (4, 3, 32, 32)).to(torch.uint8)
     >>> augment(images, torch.Generator().manual_seed(0)).shape
     torch.Size([4, 3, 32, 32])
     """
 
-    crop: bool = False
-    flip: bool = False
-    degrees: float = 0.0
+    steps: tuple[Any, ...]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
-        if not (self.crop or self.flip or self.degrees):
-            return images
+        """Draw and apply."""
         return self.apply(images, self.draw(images, generator))
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> Draw:
-        """Draw the parameters for a batch without applying them."""
-        check_images(images)
-        batch, device = len(images), images.device
-        top = left = flip = angle = None
-        if self.crop:
-            pad = min(images.shape[2:]) // 8
-            shift = torch.randint(-pad, pad + 1, (2, batch), generator=generator, device=device)
-            top, left = shift.unbind()
-        if self.flip:
-            flip = torch.randint(0, 2, (batch,), generator=generator, device=device).bool()
-        if self.degrees:
-            unit = torch.rand(batch, generator=generator, device=device, dtype=torch.float64)
-            angle = (2 * unit - 1) * self.degrees
-        return Draw(top, left, flip, angle)
-
-    def apply(self, images: Tensor, draw: Draw) -> Tensor:
-        """Apply drawn parameters: uint8 (B, C, H, W) in, the same out."""
-        check_images(images)
-        batch, channels, height, width = images.shape
-        row = torch.arange(height, device=images.device).view(1, height, 1)
-        column = torch.arange(width, device=images.device).view(1, 1, width)
-        inside: Tensor | None = None
-        # Backwards: where does an output pixel come from before the rotation, before the flip, before the crop?
-        if draw.angle is not None:
-            row, column = _unrotate(row, column, draw.angle, height, width)
-            inside = _within(row, column, height, width)
-        if draw.flip is not None:
-            column = torch.where(draw.flip.view(-1, 1, 1), width - 1 - column, column)
-        if draw.top is not None and draw.left is not None:
-            row, column = row + draw.top.view(-1, 1, 1), column + draw.left.view(-1, 1, 1)
-            cropped = _within(row, column, height, width)
-            inside = cropped if inside is None else inside & cropped
-        source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        source = source.expand(batch, height, width).reshape(batch, 1, -1).expand(-1, channels, -1)
-        result = images.flatten(2).gather(2, source).view(batch, channels, height, width)
-        return result if inside is None else result * inside.unsqueeze(1)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """One augmentation after another.
-
-    >>> Chain((Augmentation(flip=True), Strong(cutout=True))).steps[1]
-    Strong(policy=False, cutout=True)
-    """
-
-    steps: tuple[Augmentation | Strong | RandAugment | ResizedCrop | ColourJitter, ...]
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
-        return self.apply(images, self.draw(images, generator))
-
-    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[NamedTuple, ...]:
-        """Draw the parameters of all steps, which none of them changes the shape for, without applying them."""
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Any, ...]:
+        """Draw the parameters of all steps from a generator on the device of the images."""
         return tuple(step.draw(images, generator) for step in self.steps)
 
     def apply(self, images: Tensor, draws: tuple[Any, ...]) -> Tensor:
@@ -129,43 +49,57 @@ class Chain:
         return images
 
 
-_WEAK = Augmentation(crop=True, flip=True)
-_RESIZED = (ResizedCrop(), Augmentation(flip=True))
-_NAMED: dict[str, Augmentation | Chain] = {
-    "none": Augmentation(),
-    "crop_flip": _WEAK,
-    "crop_flip_rotate": Augmentation(crop=True, flip=True, degrees=15.0),
-    "crop_flip_cutout": Chain((_WEAK, Strong(cutout=True))),
-    "crop_flip_auto": Chain((_WEAK, Strong(policy=True))),
-    "crop_flip_auto_cutout": Chain((_WEAK, Strong(policy=True, cutout=True))),
-    "resized_crop_flip": Chain(_RESIZED),
-    "resized_crop_flip_jitter": Chain((*_RESIZED, ColourJitter())),
-}
+class CropFlipDraw(NamedTuple):
+    """What was drawn for B images; None for a step that is not made."""
+
+    shift: Tensor | None  # int64 (2, B): the crop's first row and column; negative reaches into the padding
+    flip: Tensor | None  # bool (B,)
+    angle: Tensor | None  # float64 (B,): degrees, counter-clockwise
 
 
-def augmentation(name: str) -> Augmentation | Chain:
-    """Look an augmentation up by name.
+@dataclass(frozen=True)
+class CropFlip:
+    """Shift by up to size // 8 pixels each way, flip left and right, rotate within `degrees`; new pixels are 0.
 
-    `none`, `crop_flip`, `crop_flip_rotate` (within 15 degrees); and after crop and flip, `crop_flip_auto`
-    (AutoAugment's CIFAR policy), `crop_flip_cutout` (a hole of half the width) or both, `crop_flip_auto_cutout`.
-    Before crop and flip, `rand_augment_mM` (RandAugment, one operation at level M of 30; open-set recognition takes
-    m6 for CIFAR) or, without rotation and translations, `rand_augment_digits_mM` (m18 for SVHN).
-    For photographs, as on ImageNet, `resized_crop_flip` (a rectangle of 8 to 100 percent of the area, scaled to the
-    whole image, then the flip) and `resized_crop_flip_jitter` (then brightness, contrast and saturation, each times
-    0.6 to 1.4).
-
-    A flip before the crop, as some protocols have it, needs no name of its own: shifts are as likely to the left as to
-    the right, so both orders give the same pictures with the same probabilities.
-
-    >>> augmentation("crop_flip")
-    Augmentation(crop=True, flip=True, degrees=0.0)
+    Each of the three moves pixels without mixing them, so their composition is one gather. The rotation is pixel for
+    pixel Pillow's `Image.rotate`.
     """
-    if name in _NAMED:
-        return _NAMED[name]
-    if found := re.fullmatch(r"rand_augment(_digits)?_m(0|[1-9]\d*)", name):
-        return Chain((RandAugment(int(found[2]), digits=bool(found[1])), _WEAK))
-    known = ", ".join([*_NAMED, "rand_augment_mM", "rand_augment_digits_mM"])
-    raise ValueError(f"unknown augmentation {name!r}. Known: {known} (M is a level from 0 to {HIGHEST}).")
+
+    crop: bool = True
+    flip: bool = True
+    degrees: float = 0.0
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> CropFlipDraw:
+        """Draw shifts, flips and angles."""
+        batch, device = len(images), images.device
+        shift = flip = angle = None
+        if self.crop:
+            pad = min(images.shape[2:]) // 8
+            shift = torch.randint(-pad, pad + 1, (2, batch), generator=generator, device=device)
+        if self.flip:
+            flip = torch.randint(0, 2, (batch,), generator=generator, device=device).bool()
+        if self.degrees:
+            unit = torch.rand(batch, generator=generator, device=device, dtype=torch.float64)
+            angle = (2 * unit - 1) * self.degrees
+        return CropFlipDraw(shift, flip, angle)
+
+    def apply(self, images: Tensor, draw: CropFlipDraw) -> Tensor:
+        """Compute the source position of every output pixel, from the last step back to the first."""
+        batch, channels, height, width = images.shape
+        row = torch.arange(height, device=images.device).view(1, height, 1)
+        column = torch.arange(width, device=images.device).view(1, 1, width)
+        inside = torch.ones(1, 1, 1, dtype=torch.bool, device=images.device)
+        if draw.angle is not None:
+            row, column = _unrotate(row, column, draw.angle, height, width)
+            inside = _is_inside(row, column, height, width)
+        if draw.flip is not None:
+            column = torch.where(draw.flip.view(-1, 1, 1), width - 1 - column, column)
+        if draw.shift is not None:
+            row, column = row + draw.shift[0].view(-1, 1, 1), column + draw.shift[1].view(-1, 1, 1)
+            inside = inside & _is_inside(row, column, height, width)
+        source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+        source = source.expand(batch, height, width).reshape(batch, 1, -1).expand(-1, channels, -1)
+        return images.flatten(2).gather(2, source).view_as(images) * inside.unsqueeze(1)
 
 
 def _unrotate(row: Tensor, column: Tensor, angle: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -177,17 +111,143 @@ def _unrotate(row: Tensor, column: Tensor, angle: Tensor, height: int, width: in
     radians = (angle * (torch.pi / 180)).view(-1, 1, 1)
     cos, sin = radians.cos(), radians.sin()
     first_x, first_y = 0.5 - width / 2, 0.5 - height / 2
-    start_x = _fixed(first_x * cos - first_y * sin + width / 2)
-    start_y = _fixed(first_x * sin + first_y * cos + height / 2)
-    step_cos, step_sin = _fixed(cos), _fixed(sin)
+    start_x = fixed_point(first_x * cos - first_y * sin + width / 2)
+    start_y = fixed_point(first_x * sin + first_y * cos + height / 2)
+    step_cos, step_sin = fixed_point(cos), fixed_point(sin)
     source_column = (start_x + column * step_cos - row * step_sin) >> 16
-    source_row = (start_y + column * step_sin + row * step_cos) >> 16
-    return source_row, source_column
+    return (start_y + column * step_sin + row * step_cos) >> 16, source_column
 
 
-def _fixed(value: Tensor) -> Tensor:
-    return (value * _ONE + 0.5).floor().long()
-
-
-def _within(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
+def _is_inside(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
     return (row >= 0) & (row < height) & (column >= 0) & (column < width)
+
+
+class Rectangles(NamedTuple):
+    """One rectangle inside each of B images: int64 (B,) each."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Cut a random rectangle out of every image and scale it to the image's own height and width, bilinearly.
+
+    Rectangles are drawn as torchvision's RandomResizedCrop does it: a part of the area a, uniform in `scale`, and a
+    ratio of width to height r, log-uniform in `ratio`, make sqrt(a H W r) columns and sqrt(a H W / r) rows, rounded;
+    of ten tries the first that fits is taken, anywhere in the image, and if none fits, the whole image. Images are
+    stored at the size they are trained at, so that scaling only magnifies and needs no antialiasing.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> Rectangles:
+        """Draw rectangles."""
+        batch, _, height, width = images.shape
+        tries = torch.rand(2, _TRIES, batch, generator=generator, device=images.device, dtype=torch.float64)
+        position = torch.rand(2, batch, generator=generator, device=images.device, dtype=torch.float64)
+        area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * tries[0])
+        low, high = map(math.log, self.ratio)
+        ratio = (low + (high - low) * tries[1]).exp()
+        rows, columns = (area / ratio).sqrt().round().long(), (area * ratio).sqrt().round().long()
+        fits = (rows > 0) & (rows <= height) & (columns > 0) & (columns <= width)
+        # behind the ten tries stands the whole image, which always fits
+        candidates = ((rows, height), (columns, width), (fits.long(), 1))
+        rows, columns, fits = (F.pad(tensor, (0, 0, 0, 1), value=last) for tensor, last in candidates)
+        chosen = fits.argmax(0, keepdim=True)  # of equals the first
+        rows, columns = rows.gather(0, chosen)[0], columns.gather(0, chosen)[0]
+        top, left = (position[0] * (height - rows + 1)).long(), (position[1] * (width - columns + 1)).long()
+        return Rectangles(top, left, rows, columns)
+
+    def apply(self, images: Tensor, draw: Rectangles) -> Tensor:
+        """Interpolate inside each rectangle; beyond its edge the edge goes on, not the image."""
+        height, width = images.shape[2:]
+        y = _source(draw.top, draw.height, height).unsqueeze(2).expand(-1, -1, width)
+        x = _source(draw.left, draw.width, width).unsqueeze(1).expand(-1, height, -1)
+        scaled = F.grid_sample(images.float(), torch.stack([x, y], dim=3), align_corners=False)
+        return scaled.round().to(torch.uint8)
+
+
+def _source(start: Tensor, extent: Tensor, size: int) -> Tensor:
+    """Spread `extent` pixels from `start` on over `size`: float32 (B, size), -1 and 1 are the edges of the image."""
+    center = torch.arange(size, device=start.device) + 0.5
+    start, extent = start.unsqueeze(1), extent.unsqueeze(1)
+    inside = torch.minimum((center * extent / size).clamp_min(0.5), extent - 0.5)
+    return (start + inside) * (2 / size) - 1
+
+
+class JitterDraw(NamedTuple):
+    """What was drawn for B images."""
+
+    order: Tensor  # int64 (3, B): which of brightness (0), contrast (1), saturation (2) comes first, second, third
+    factors: Tensor  # float32 (3, B): of brightness, contrast and saturation; 1 changes nothing
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Change brightness, contrast and saturation by factors in [1 - strength, 1 + strength], in a random order.
+
+    Each blends the image with another, d + f (x - d), clamped to 0..255: brightness with black, contrast with the mean
+    grey of the image as it is then, saturation with the image in grey. This is torchvision's ColorJitter without hue.
+    """
+
+    strength: float = 0.4
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> JitterDraw:
+        """Draw orders and factors."""
+        batch, device = len(images), images.device
+        # from any of the three forwards or backwards round the circle: the six orders, equally likely
+        first = torch.randint(3, (batch,), generator=generator, device=device)
+        step = torch.randint(1, 3, (batch,), generator=generator, device=device)
+        unit = torch.rand(3, batch, generator=generator, device=device, dtype=torch.float64)
+        factors = 1 + self.strength * (2 * unit - 1)
+        return JitterDraw(torch.stack([(first + i * step) % 3 for i in range(3)]), factors.float())
+
+    def apply(self, images: Tensor, draw: JitterDraw) -> Tensor:
+        """Blend three times in float32 and round at the end."""
+        pixels = images.float()
+        for adjustment, factor in zip(draw.order, draw.factors.gather(0, draw.order), strict=True):
+            adjustment, factor = adjustment.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1)
+            red, green, blue = pixels.unbind(1) if pixels.shape[1] == 3 else pixels.expand(-1, 3, -1, -1).unbind(1)
+            grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
+            # a sum of whole numbers is the same in any order, and so on every device
+            mean = grey.round().long().sum((2, 3), keepdim=True) / grey[0].numel()
+            start = torch.where(adjustment == _CONTRAST, mean, grey).masked_fill(adjustment == _BRIGHTNESS, 0)
+            pixels = (start + factor * (pixels - start)).clamp(0, 255)
+        return pixels.round().to(torch.uint8)
+
+
+_WEAK = CropFlip()
+_RESIZED = (ResizedCrop(), CropFlip(crop=False))
+_NAMED: dict[str, tuple[Any, ...]] = {
+    "none": (),
+    "crop_flip": (_WEAK,),
+    "crop_flip_rotate": (CropFlip(degrees=15.0),),
+    "crop_flip_cutout": (_WEAK, Cutout()),
+    "crop_flip_auto": (_WEAK, AutoAugment()),
+    "crop_flip_auto_cutout": (_WEAK, AutoAugment(), Cutout()),
+    "resized_crop_flip": _RESIZED,
+    "resized_crop_flip_jitter": (*_RESIZED, ColourJitter()),
+}
+
+
+@functools.cache  # the same object for the same name, so that a compiled one is compiled once
+def augmentation(name: str) -> Augmentation:
+    """Look an augmentation up by name.
+
+    `none`, `crop_flip`, `crop_flip_rotate` (within 15 degrees); and after crop and flip, `crop_flip_auto`
+    (AutoAugment's CIFAR policy), `crop_flip_cutout` (a hole of half the width) or both, `crop_flip_auto_cutout`.
+    Before crop and flip, `rand_augment_mM` (RandAugment, one operation at level M of 30; open-set recognition takes
+    m6 for CIFAR) or, without rotation and translations, `rand_augment_digits_mM` (m18 for SVHN).
+    For photographs, as on ImageNet, `resized_crop_flip` (8 to 100 percent of the area) and `resized_crop_flip_jitter`
+    (then brightness, contrast and saturation, each times 0.6 to 1.4).
+    """
+    if name in _NAMED:
+        return Augmentation(_NAMED[name])
+    if match := re.fullmatch(r"rand_augment(_digits)?_m(0|[1-9]\d*)", name):
+        return Augmentation((RandAugment(int(match[2]), digits=bool(match[1])), _WEAK))
+    known = ", ".join([*_NAMED, "rand_augment_mM", "rand_augment_digits_mM"])
+    raise ValueError(f"unknown augmentation {name!r}. Known: {known} (M is a level from 0 to {HIGHEST}).")
