@@ -3,7 +3,6 @@
 import math
 import sys
 
-import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -106,10 +105,6 @@ def test_bad_number_of_classes(bad, error):
 def test_bad_dtype():
     with pytest.raises(TypeError, match="dtype"):
         simplex(3, dtype=torch.int64)
-
-
-def test_numbers_of_numpy_are_numbers():
-    assert simplex(numpy.int64(3)).shape == (2, 3)
 
 
 def test_a_matrix_that_no_memory_holds_is_told_what_to_use_instead():

@@ -15,8 +15,8 @@ def energy_penalised(logits, target):
     return F.cross_entropy(logits, target) + 0.01 * centred.square().mean()
 
 
-def norm_of(tensors):
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()
+def sigmoid_per_class(logits, target):
+    return F.binary_cross_entropy_with_logits(logits, F.one_hot(target, logits.shape[-1]).double())
 
 
 def norm_clipping(optimiser, gradient):
@@ -36,7 +36,7 @@ def sharpness_aware(optimiser, gradient):
     """SAM (Foret et al. 2021): the gradient at the worst point of a small ball."""
     gradient()
     parameters = optimiser.param_groups[0]["params"]
-    factor = 0.05 / norm_of([p.grad for p in parameters])
+    factor = 0.05 / nn.utils.get_total_norm([p.grad for p in parameters])
     moves = [p.grad * factor for p in parameters]
     with torch.no_grad():
         torch._foreach_add_(parameters, moves)
@@ -148,13 +148,14 @@ def test_so_it_does_under_all_that_commutes_with_rotations(num_classes, step):
     assert distance <= 1e-12
 
 
-def test_what_works_by_coordinate_or_by_row_does_not():
+def test_what_works_by_coordinate_or_by_row_or_sees_a_shift_does_not():
     control, matrix = control_and_matrix(10, 1.0)
     scaled = heads.ScaledHead(WIDTH, 10, dtype=torch.float64)
     scaled.load_state_dict(control.folded().state_dict() | {"_extra_state": scaled.get_extra_state()})
     assert apart(scaled, matrix, steps=100) > 1e-3
     assert apart(*control_and_matrix(10, 0.1), optimiser=torch.optim.Adam, options={"lr": 0.01}, steps=50) > 1e-3
     assert apart(*control_and_matrix(10, 0.3), step=value_clipping, steps=100) > 1e-3
+    assert apart(*control_and_matrix(10, 0.3), loss=sigmoid_per_class, steps=100) > 1e-3
     cosine, cosine_matrix = (heads.build(name, WIDTH, 10, dtype=torch.float64) for name in ("cosine", "cosine_maxsep"))
     with torch.no_grad():  # the head of LDAM normalises its rows
         cosine.weight.copy_(0.9**0.5 * simplex(10, dtype=torch.float64).T @ cosine_matrix.weight)

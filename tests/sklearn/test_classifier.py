@@ -287,12 +287,7 @@ def test_seeds_decide_and_torch_is_left_alone():
 
 @pytest.mark.parametrize(
     "surroundings",
-    [
-        torch.no_grad,
-        torch.inference_mode,
-        lambda: torch.autocast("cpu", torch.bfloat16),
-        lambda: torch.device("meta"),
-    ],
+    [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("meta")],
 )
 def test_it_does_not_matter_where_it_is_called(surroundings):
     X, y = data()
