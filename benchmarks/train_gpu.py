@@ -23,9 +23,8 @@ from pathlib import Path
 import torch
 
 from maxsep.lab.data import ImageSet, Splits
-from maxsep.lab.engine.progress import StopRequest, choose_progress
 from maxsep.lab.engine.train import make_fabric
-from maxsep.lab.engine.trainer import Trainer
+from maxsep.lab.engine.trainer import Progress, StopRequest, Trainer
 from maxsep.lab.environment import commit, hardware, versions
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
@@ -59,8 +58,9 @@ def build(precision, ways, arguments):
     train = images(8 * arguments.batch, 10)
     fabric = make_fabric(spec, execution)
     run = Run(Path(tempfile.mkdtemp()) / spec.name)
-    with choose_progress(spec, False) as silent:
-        return Trainer(fabric, spec, execution, Splits("folder:random", train, train), run, silent, StopRequest())
+    return Trainer(
+        fabric, spec, execution, Splits("folder:random", train, train), run, Progress(spec, None), StopRequest()
+    )
 
 
 def speed(trainer, arguments):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from maxsep.lab.engine.placing import place
 
+from maxsep.lab import environment
 from maxsep.lab.data import Dataset
-from maxsep.lab.engine import placing, train
+from maxsep.lab.engine import train
+from maxsep.lab.environment import fits
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -14,9 +15,9 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 def test_too_many_images_stay_on_the_host(monkeypatch):
     data, device = Dataset.parse("digits").read(), torch.device("cuda", 0)
-    assert place(data, device).train.images.is_cuda
-    monkeypatch.setattr(placing, "ROOM", 0.0)
-    kept = place(data, device)
+    assert fits(data.bytes, device)
+    monkeypatch.setattr(environment, "ROOM", 0.0)
+    kept = data.to(device, images=fits(data.bytes, device))
     assert not kept.train.images.is_cuda
     assert kept.train.labels.is_cuda
     indices = torch.tensor([5, 1, 5])
@@ -32,7 +33,7 @@ def test_a_run_is_the_same_wherever_its_images_lie(tmp_path, monkeypatch, cuda_g
     spec = RunSpec(epochs=3, augmentation="crop_flip")
     execution = Execution(device="cuda", cuda_graph=cuda_graph)
     here = Run(train(spec, runs=tmp_path / "here", execution=execution, progress=False))
-    monkeypatch.setattr(placing, "ROOM", 0.0)
+    monkeypatch.setattr(environment, "ROOM", 0.0)
     there = Run(train(spec, runs=tmp_path / "there", execution=execution, progress=False))
     assert there.metrics["train_loss"] == pytest.approx(here.metrics["train_loss"], rel=1e-4)
     assert there.metrics["top1"] == pytest.approx(here.metrics["top1"], abs=0.01)

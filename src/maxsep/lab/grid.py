@@ -19,7 +19,7 @@ import torch
 
 from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
-from maxsep.lab.engine.progress import StopRequest
+from maxsep.lab.engine.trainer import StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
 from maxsep.lab.recipes import After, Recipe, Selection, canonical
 from maxsep.lab.run import Run

@@ -42,9 +42,6 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
-
     @property
     def name(self) -> str:
         """The name of the folder, which is that of the spec."""
@@ -68,19 +65,13 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The content of `result.json`.
-
-        Raises:
-            FileNotFoundError: There is no finished run in the folder.
-            RunError: The file is damaged, or was written by a newer version.
-        """
+        """The content of `result.json`; FileNotFoundError if the run is not finished."""
         result = self.read("result.json")
         if result is None:
             raise FileNotFoundError(self._missing("finished run", "result.json"))
         if (schema := result.get("schema", SCHEMA)) != SCHEMA:
             raise RunError(f"{self.folder / 'result.json'} has schema {schema!r}, not {SCHEMA}.")
-        missing = [key for key in ("spec", "metrics") if not isinstance(result.get(key), dict)]
-        if missing:
+        if missing := [key for key in ("spec", "metrics") if not isinstance(result.get(key), dict)]:
             raise RunError(f"{self.folder / 'result.json'} has no {' and no '.join(missing)}.")
         return result
 
@@ -154,13 +145,10 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run against other processes; the operating system releases it when the process dies.
+        """Hold the run against other processes; raise BlockingIOError if one of them holds it.
 
-        The lock is reentrant within a thread. Its file lies in `.locks` next to the folder, so that a run that cannot
-        begin leaves no folder.
-
-        Raises:
-            BlockingIOError: Another process holds the run.
+        The lock is reentrant within a thread, and the operating system releases it when the process dies. Its file lies
+        in `.locks` next to the folder, so that a run that cannot begin leaves no folder.
         """
         folder = self.folder.absolute()
         path = folder.parent / ".locks" / f"{folder.name[-100:]}.lock"  # a name ends with the digest of its spec
@@ -241,11 +229,7 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def jsonable(value: Any) -> Any:
-    """Replace numbers that JSON does not have (infinite, not a number) by None.
-
-    >>> jsonable({"loss": float("nan"), "top1": 0.5})
-    {'loss': None, 'top1': 0.5}
-    """
+    """Replace numbers that JSON does not have (infinite, not a number) by None."""
     if isinstance(value, dict):
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

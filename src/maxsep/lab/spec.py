@@ -114,50 +114,44 @@ class RunSpec:
             elif field.type == "Options":
                 value = options(**dict(value))
             object.__setattr__(self, field.name, _freeze(value))
-        self._check_data_and_model()
-        self._check_training()
-        self._check_stages()
-
-    def _check_data_and_model(self) -> None:
-        self._require("imbalance", 0 < self.imbalance <= 1, "a number in (0, 1]; 1 is balanced")
-        orders = ("", "official") if self.dataset in ORDERED else ("",)
-        self._require("data_order", self.data_order in orders, f"one of {orders} for {self.dataset}")
-        for name in ("validation", "calibration"):
-            self._require(name, 0 <= getattr(self, name) < 1, "a fraction in [0, 1)")
-        for name in ("radius", "head_rate", "head_start"):
-            value = getattr(self, name)
-            self._require(name, value > 0 and math.isfinite(value), "a positive finite number")
-        if self.class_order is not None:
-            order = self.class_order
-            known = order in CLASS_ORDERS if isinstance(order, str) else sorted(order) == list(range(len(order)))
-            self._require("class_order", known, f"None, a permutation, {' or '.join(CLASS_ORDERS)}")
-            self._require("class_order", self.head == "maxsep", f"None for the head {self.head!r}")
-
-    def _check_training(self) -> None:
-        for name in ("epochs", "batch_size", "evaluate_every"):
-            value = getattr(self, name)
-            self._require(name, isinstance(value, int) and value >= 1, "a whole number of at least 1")
-        stop = self.stop_after
-        self._require("stop_after", stop is None or 1 <= stop <= self.epochs, "None or from 1 to epochs")
-        least = "a number in (0, 1), as Nesterov's form needs it" if self.nesterov else "a number in [0, 1)"
-        self._require("momentum", 0 <= self.momentum < 1 and (self.momentum > 0 or not self.nesterov), least)
-        for name in ("mixup", "clip_norm", "head_decay"):
-            self._require(name, 0 <= getattr(self, name) < math.inf, "0 or a positive finite number")
-        self._require("sampler", self.sampler in SAMPLERS, f"one of {', '.join(SAMPLERS)}")
-        self._require("backbone", self.backbone in BACKBONES, f"one of {', '.join(BACKBONES)}")
-        epochs = all(isinstance(epoch, int) and epoch >= 1 for epoch in self.features_at)
-        self._require("features_at", epochs, "epochs, counted from 1")
-
-    def _check_stages(self) -> None:
+        for name, (holds, allowed) in self._rules().items():
+            if not holds:
+                raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
         first = self.start_from
-        if first is None:
-            self._require("backbone", self.backbone == "trained", "'trained' unless start_from names a run")
-        elif differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]:
+        if first and (differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]):
             raise ValueError(f"a run and the run it starts from must agree in {', '.join(differing)}.")
 
-    def _require(self, name: str, condition: bool, allowed: str) -> None:
-        if not condition:
-            raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
+    def _rules(self) -> dict[str, tuple[bool, str]]:
+        """Return for every field with a rule whether it holds, and what is allowed."""
+        orders = ("", "official") if self.dataset in ORDERED else ("",)
+        columns, backbones = self.class_order, BACKBONES if self.start_from else BACKBONES[:1]
+        is_order = columns in CLASS_ORDERS if isinstance(columns, str) else _is_permutation(columns or ())
+        rules = {
+            "imbalance": (0 < self.imbalance <= 1, "a number in (0, 1]; 1 is balanced"),
+            "data_order": (self.data_order in orders, f"one of {orders} for {self.dataset}"),
+            "class_order": (
+                columns is None or (is_order and self.head == "maxsep"),
+                f"None, or for the head maxsep a permutation or one of {', '.join(CLASS_ORDERS)}",
+            ),
+            "stop_after": (self.stop_after is None or 1 <= self.stop_after <= self.epochs, "None or from 1 to epochs"),
+            "momentum": (
+                0 <= self.momentum < 1 and (self.momentum > 0 or not self.nesterov),
+                "a number in [0, 1), and above 0 with nesterov",
+            ),
+            "sampler": (self.sampler in SAMPLERS, f"one of {', '.join(SAMPLERS)}"),
+            "backbone": (self.backbone in backbones, f"one of {', '.join(BACKBONES)}; trained without start_from"),
+            "features_at": (all(isinstance(e, int) and e >= 1 for e in self.features_at), "epochs, counted from 1"),
+        }
+        for name in ("validation", "calibration"):
+            rules[name] = 0 <= getattr(self, name) < 1, "a fraction in [0, 1)"
+        for name in ("radius", "head_rate", "head_start"):
+            rules[name] = 0 < getattr(self, name) < math.inf, "a positive finite number"
+        for name in ("mixup", "clip_norm", "head_decay"):
+            rules[name] = 0 <= getattr(self, name) < math.inf, "0 or a positive finite number"
+        for name in ("epochs", "batch_size", "evaluate_every"):
+            value = getattr(self, name)
+            rules[name] = isinstance(value, int) and value >= 1, "a whole number of at least 1"
+        return rules
 
     @property
     def trained_epochs(self) -> int:
@@ -166,11 +160,7 @@ class RunSpec:
 
     @property
     def reweights(self) -> bool:
-        """Whether classes get weights from some epoch on: any option of deferred re-weighting asks for it.
-
-        >>> RunSpec(loss="ldam", loss_options=(("reweight_from", 160),)).reweights
-        True
-        """
+        """Whether classes get weights from some epoch on: any option of deferred re-weighting asks for it."""
         return self.loss == "ldam" and any(name.startswith("reweight") for name, _ in self.loss_options)
 
     @property
@@ -185,11 +175,7 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """The name for people: with the loss and its options, unless it is mere cross-entropy.
-
-        >>> RunSpec(loss="ldam", loss_options=options(max_margin=0.4)).title.split("-")[-1][10:]
-        ' (ldam, max_margin=0.4)'
-        """
+        """The name for people: with the loss and its options, unless it is mere cross-entropy."""
         parts = [self.loss, *(f"{key}={value}" for key, value in self.loss_options)]
         return self.name if parts == ["cross_entropy"] else f"{self.name} ({', '.join(parts)})"
 
@@ -216,20 +202,13 @@ class RunSpec:
     def softmax_scale(self) -> float:
         """The factor of logits in probabilities: p = softmax(softmax_scale * logits).
 
-        The loss decides: `ldam` trains scale * cosines, and the logits are the bare cosines; all others take the logits
-        as they are. It is no field, because it follows from the loss and its options.
-
-        >>> RunSpec(loss="ldam").softmax_scale, RunSpec().softmax_scale
-        (30.0, 1.0)
+        The loss `ldam` trains scale * cosines, and the logits are the bare cosines; all others take the logits as they
+        are. It is no field, because it follows from the loss and its options.
         """
         return float(dict(self.loss_options).get("scale", LDAM_SCALE)) if self.loss == "ldam" else 1.0
 
     def columns(self, class_counts: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the class of every column of the matrix, given the training images of every class.
-
-        >>> RunSpec(class_order="frequency").columns([5, 50, 5])
-        (1, 0, 2)
-        """
+        """Return the class of every column of the matrix, or None, from the training images of every class."""
         if not isinstance(self.class_order, str):
             return self.class_order
         if not class_counts:
@@ -251,11 +230,7 @@ class RunSpec:
         return cls(**values | ({"start_from": cls.from_dict(first)} if isinstance(first, dict) else {}))
 
     def replace(self, **changes: Any) -> RunSpec:
-        """Return a copy with some fields changed; fields that stages share change in the first stage too.
-
-        >>> RunSpec(start_from=RunSpec()).replace(head="plain", epochs=3).start_from.head
-        'plain'
-        """
+        """Return a copy with some fields changed; fields that stages share change in the first stage too."""
         if self.start_from is not None and "start_from" not in changes:
             shared = {name: value for name, value in changes.items() if name in SHARED_BY_STAGES}
             changes = changes | {"start_from": self.start_from.replace(**shared)}
@@ -266,8 +241,7 @@ class RunSpec:
 class Execution:
     """How a run is computed: it changes the time, and at most the last bits, of the result.
 
-    None stands for what suits the device: on a GPU compilation, channels-last memory and a CUDA graph, on a CPU none of
-    them.
+    None stands for what suits the device: on a GPU compilation, channels-last memory and a CUDA graph, on a CPU none.
     """
 
     device: str = "auto"
@@ -293,11 +267,7 @@ class Execution:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
 
     def resolve(self, device_type: str) -> Execution:
-        """Replace None by what suits a device: "cuda" or "cpu".
-
-        >>> Execution().resolve("cuda").compile, Execution().resolve("cpu").compile
-        (True, False)
-        """
+        """Replace None by what suits a device: "cuda" or "cpu"."""
         on_gpu = device_type == "cuda"
         suited: dict[str, Any] = {
             "compile": on_gpu,
@@ -312,12 +282,12 @@ class Execution:
 
 
 def options(**values: Any) -> Options:
-    """Freeze keyword options for a spec.
-
-    >>> options(rotation=0, normalise=True)
-    (('normalise', True), ('rotation', 0))
-    """
+    """Freeze keyword options for a spec, as sorted pairs."""
     return tuple(sorted((key, _freeze(value)) for key, value in values.items()))
+
+
+def _is_permutation(values: Sequence[int]) -> bool:
+    return sorted(values) == list(range(len(values)))
 
 
 def _freeze(value: Any) -> Any:

@@ -22,8 +22,8 @@ import torch._dynamo
 torch.set_num_threads(1)
 
 from maxsep.lab.data import prepare  # noqa: E402
-from maxsep.lab.engine import checkpoint, state, step, train, trainer  # noqa: E402
-from maxsep.lab.spec import Execution, RunSpec, options  # noqa: E402
+from maxsep.lab.engine import checkpoint, step, train, trainer  # noqa: E402
+from maxsep.lab.spec import Execution, RunSpec  # noqa: E402
 
 SPEC = RunSpec(epochs=60, batch_size=256, evaluate_every=4, augmentation="crop_flip", seed=3)
 """1,198 digits: four full batches and a short one; dropout, augmentation and momentum make every bit of state count."""
@@ -39,7 +39,7 @@ def start(runs: Path, compiled: bool, *changes) -> int:
     try:
         for change in changes:
             change()
-        execution = Execution(device="cpu", compile=compiled, extra=options(checkpoint_steps=3))
+        execution = Execution(device="cpu", compile=compiled, checkpoint_steps=3)
         train(SPEC, runs=runs, execution=execution, progress=False)
         code = 0
     except BaseException:
@@ -110,7 +110,7 @@ def halt_before_short_batch(flag: Path) -> None:
 
 
 def forget_random_state() -> None:
-    state.RandomStates.set = lambda self, states: None
+    checkpoint.Generators.set = lambda self, states: True
 
 
 def forget_position() -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load
@@ -33,33 +33,20 @@ class CheckpointError(RuntimeError):
 
 @dataclass
 class State:
-    """The position of a run and what it has measured so far.
+    """The position of a run and what it has measured so far."""
 
-    Args:
-        losses: One loss for each step of the epoch, on the device.
-        epoch: Complete epochs.
-        step: Complete steps of the current epoch.
-        permutation: The current epoch's order of images; None before it is drawn.
-        history: The lines of `metrics.jsonl`.
-        epoch_seconds: Time spent in the steps of the current epoch.
-        total_seconds: Time spent in all, evaluation and saving included.
-        resumed: How often the run was resumed.
-        started: When it began, ISO 8601.
-    """
-
-    losses: Tensor
-    epoch: int = 0
-    step: int = 0
-    permutation: Tensor | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    epoch_seconds: float = 0.0
-    total_seconds: float = 0.0
-    resumed: int = 0
-    started: str = ""
+    losses: Tensor  # one for each step of the epoch, on the device
+    epoch: int = 0  # complete epochs
+    step: int = 0  # complete steps of the current epoch
+    permutation: Tensor | None = None  # of the current epoch, once it is drawn
+    history: list[dict[str, Any]] = field(default_factory=list)  # the lines of metrics.jsonl
+    epoch_seconds: float = 0.0  # in the steps of the current epoch
+    total_seconds: float = 0.0  # evaluation and saving included
+    resumed: int = 0  # how often
+    started: str = ""  # ISO 8601
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """The content of a resume point: the network's state dict, all other tensors, and plain JSON values."""
 
     model: dict[str, Tensor]
@@ -67,24 +54,19 @@ class Point:
     state: dict[str, Any]
 
 
-class Generators:
-    """All generators of a run: the order of images, the augmentation, mixup, and torch's own (for dropout).
+class Generators(NamedTuple):
+    """The generators of a run besides torch's own (for dropout); the order's is on the CPU of every machine."""
 
-    Args:
-        order: On the CPU, so that the order of images does not depend on the device.
-        augmentation: On the device.
-        mixup: On the device.
-    """
-
-    def __init__(self, order: torch.Generator, augmentation: torch.Generator, mixup: torch.Generator) -> None:
-        self.order, self.augmentation, self.mixup = order, augmentation, mixup
+    order: torch.Generator
+    augmentation: torch.Generator
+    mixup: torch.Generator
 
     def get(self) -> dict[str, Tensor]:
-        """Return all states as byte tensors."""
-        own = {"order": self.order, "augmentation": self.augmentation, "mixup": self.mixup}
-        states = {name: generator.get_state() for name, generator in own.items()} | {"torch": torch.get_rng_state()}
+        """Return all states, torch's own included, as byte tensors."""
+        states = {name: generator.get_state() for name, generator in self._asdict().items()}
         device = self.augmentation.device
-        return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+        cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+        return states | {"torch": torch.get_rng_state()} | cuda
 
     def set(self, states: Mapping[str, Tensor]) -> bool:
         """Restore states; return False if those of the device are of another kind of device and stay as they are."""
@@ -104,12 +86,8 @@ def pack(
 ) -> Point:
     """Collect everything that decides the rest of the run.
 
-    Args:
-        state: Position and measurements.
-        network: Its whole state dict is kept, buffers included.
-        optimiser: Its state; the numbers of its groups follow from the spec.
-        random: Generator states by name, one row for each process.
-        facts: Versions, threads and so on, compared when the run is resumed.
+    `random` holds generator states by name, one row for each process; `facts` the versions, threads and so on that are
+    compared when the run is resumed. The numbers of the optimiser's groups follow from the spec.
     """
     tensors = {f"random.{name}": value for name, value in random.items()} | {"losses": state.losses}
     if state.permutation is not None:
@@ -121,11 +99,7 @@ def pack(
 
 
 def unpack(point: Point, state: State, network: nn.Module, optimiser: Optimizer) -> dict[str, Tensor]:
-    """Restore a resume point in place, and return the generator states that it holds.
-
-    Raises:
-        CheckpointError: The point belongs to another network or another number of steps.
-    """
+    """Restore a resume point in place and return its generator states; refuse one of another network or data."""
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in point.model.items()}
     if differing := sorted(name for name in expected | found if expected.get(name) != found.get(name)):
@@ -164,9 +138,6 @@ def save_point(folder: Path, point: Point) -> Path:
     """Write a resume point durably, then delete all but the last two.
 
     A failed write leaves earlier points untouched and nothing of its own; it is tried once more before it is an error.
-
-    Raises:
-        CheckpointError: Neither attempt succeeded.
     """
     contents = (encode_tensors(point.model), encode_tensors(point.tensors), json.dumps(point.state).encode())
 
@@ -191,13 +162,7 @@ def save_point(folder: Path, point: Point) -> Path:
 
 
 def load_point(folder: Path) -> Point | None:
-    """Read the newest resume point that verifies; None if there is none at all.
-
-    A damaged point is reported with a warning and the one before it is used.
-
-    Raises:
-        CheckpointError: There are points, and every one of them is damaged.
-    """
+    """Read the newest resume point that verifies, with a warning if newer ones are damaged; None if there is none."""
     problems: list[str] = []
     for path in reversed(_points(folder)):
         try:

@@ -31,8 +31,7 @@ PIXELS = 256 * 224 * 224
 SCORES: dict[str, Callable[..., Tensor]] = {"max_logit": max_logit, "max_softmax": max_softmax, "energy": energy}
 """Scores of the logits (N, C): higher is more like the training data."""
 SCORE = "max_logit"
-"""The default score. Softmax cancels how large the logits are together, and small logits are what unfamiliar images
-give; the energy differs little from the largest logit and cannot be read off the logits."""
+"""The default score: softmax cancels how large the logits are together, and unfamiliar images have small logits."""
 TPR = 0.95
 """The part of known images that a threshold accepts."""
 KEPT = 100
@@ -49,12 +48,9 @@ class Outputs:
 
 
 def predict(pipeline: Pipeline, images: ImageSet, precision: AbstractContextManager[Any] | None = None) -> Outputs:
-    """Run a pipeline over a split, in evaluation mode; the mode it had before is restored.
+    """Run a pipeline over a split in evaluation mode, in a context such as Fabric's autocast.
 
-    Args:
-        pipeline: The network behind its normalisation.
-        images: A split whose labels are on the same device; its images may lie on the host.
-        precision: Context to compute in, such as Fabric's autocast.
+    The labels must be on the pipeline's device; the images may lie on the host.
     """
     was_training = pipeline.training
     pipeline.eval()
@@ -69,31 +65,16 @@ def predict(pipeline: Pipeline, images: ImageSet, precision: AbstractContextMana
 
 
 def batch_of(shape: tuple[int, int, int]) -> int:
-    """Return how many images of this shape are evaluated at a time.
-
-    >>> batch_of((3, 32, 32)), batch_of((3, 224, 224))
-    (1000, 256)
-    """
+    """Return how many images of this shape are evaluated at a time."""
     _, height, width = shape
     return min(BATCH, max(1, PIXELS // (height * width)))
 
 
 def measure(outputs: Outputs, loss: nn.Module, softmax_scale: float = 1.0) -> dict[str, Any]:
-    """Compute the metrics of a split; accuracies are fractions.
+    """Compute the metrics of a split; accuracies are fractions, probabilities softmax(softmax_scale * logits).
 
-    Args:
-        outputs: Of a network.
-        loss: The loss it was trained with; it scales logits itself.
-        softmax_scale: `RunSpec.softmax_scale`: probabilities are softmax(softmax_scale * logits).
-
-    Returns:
-        `top1`, `top5` (top C if there are fewer than five classes), `loss`, `ece` (15 bins) with its `softmax_scale`,
-        `per_class` (None for a class without images) and `balanced`, the mean over the classes that have images.
-
-    >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
-    >>> metrics = measure(Outputs(logits, logits, torch.tensor([0, 1, 1])), nn.CrossEntropyLoss())
-    >>> round(metrics["top1"], 4), metrics["per_class"], metrics["balanced"]
-    (0.6667, [1.0, 0.5], 0.75)
+    `top5` is top C if there are fewer than five classes, `ece` has 15 bins, `per_class` has None for a class without
+    images, and `balanced` is the mean over the classes that have images. The loss scales logits itself.
     """
     logits, labels = outputs.logits, outputs.labels
     num_classes = logits.shape[1]
@@ -128,11 +109,7 @@ def known_ece(spec: RunSpec, metrics: Mapping[str, Any]) -> float | None:
 
 
 def scores_of(name: str, logits: Tensor, softmax_scale: float = 1.0, **options: bool) -> Tensor:
-    """Score logits (N, C); the scores that contain a softmax take softmax_scale * logits.
-
-    >>> [round(scores_of(name, torch.tensor([[0.1, 0.0]]), 30.0).item(), 4) for name in SCORES]
-    [0.1, 0.9526, 3.0486]
-    """
+    """Score logits (N, C); the scores that contain a softmax take softmax_scale * logits."""
     return SCORES[name](logits if name == "max_logit" else softmax_scale * logits, **options)
 
 
@@ -145,21 +122,10 @@ def check_score(name: str) -> None:
 def calibrate(
     network: Network, mean: Tensor, std: Tensor, images: ImageSet, softmax_scale: float = 1.0
 ) -> dict[str, Any]:
-    """Set the threshold of every score so that 95 % of these images reach it.
+    """Set the threshold of every score so that 95 % of these images, which are not used otherwise, reach it.
 
-    The network is folded and computes in full precision, as it does in use: a threshold found in bfloat16 would be that
-    of another model.
-
-    Args:
-        network: The trained network; it is left as it is.
-        mean: (C,), on the scale of 0 to 1.
-        std: (C,).
-        images: In-distribution images, on the network's device, that no other number of the run depends on.
-        softmax_scale: `RunSpec.softmax_scale`.
-
-    Returns:
-        Plain JSON types: the default `score`, the `tpr`, the number of `images`, the `softmax_scale`, and the
-        `thresholds` by score. The fewer the images, the rougher: below 20 the threshold is the lowest score among them.
+    A copy of the network is folded and computes in full precision, as in use: a threshold found in bfloat16 would be
+    that of another model. Below 20 images the threshold is the lowest score among them.
     """
     plain = cast(Network, fold(network).float())
     logits = predict(Pipeline(plain, mean, std).to(images.labels.device), images).logits
@@ -171,15 +137,8 @@ def calibrate(
 def with_rejected(unknown: Mapping[str, Any] | None, logits: Tensor | None) -> dict[str, Any] | None:
     """Add to thresholds the part of images that each of them rejects, as `rejected`; None stays None.
 
-    Of known images that the run was not trained on it is about 1 - `tpr`. A score that is not a number is rejected.
-
-    Args:
-        unknown: What `calibrate` returned, with its scale or, in old records, for bare logits.
-        logits: (N, C) of the images; None if they cannot be computed, and then `rejected` is None.
-
-    >>> unknown = with_rejected({"thresholds": {"max_logit": 2.0}}, torch.tensor([[1.0, 0.0], [0.0, 3.0], [2.0, 0.0]]))
-    >>> round(unknown["rejected"]["max_logit"], 4)
-    0.3333
+    A score that is not a number is rejected. Records without a `softmax_scale` are of bare logits. Without the logits
+    (N, C) of the images, `rejected` is None.
     """
     if unknown is None or logits is None:
         return None if unknown is None else {**unknown, "rejected": None}
@@ -191,14 +150,7 @@ def with_rejected(unknown: Mapping[str, Any] | None, logits: Tensor | None) -> d
 
 @dataclass
 class Observer:
-    """Record the features of known and unknown test images while a run is trained; draws no random numbers.
-
-    Args:
-        spec: The run.
-        known: Its test images, on its device.
-        unknown: Test images of other classes, likewise.
-        folder: The folder of `features.json`.
-    """
+    """Record the features of known and unknown test images in `features.json`; draws no random numbers."""
 
     spec: RunSpec
     known: ImageSet
@@ -279,8 +231,7 @@ def evaluate(
         dataset: The run's data, if their folder has moved; by default `spec.dataset`.
 
     Returns:
-        The metrics of `measure`, `angular_fisher`, and `unknown`: the run's thresholds with the part of the test images
-        that each of them rejects, None for a run without thresholds.
+        The metrics of `measure`, `angular_fisher`, and `unknown`: thresholds with the part of images that each rejects.
     """
     run = Run(folder)
     pipeline, spec = load_pipeline(folder, device), run.spec

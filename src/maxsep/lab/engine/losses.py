@@ -42,9 +42,7 @@ class SquaredCosineLoss(nn.Module):
 def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> nn.Module:
     """Build the spec's loss, which maps logits (B, C) and class indices (B,) to a scalar.
 
-    Args:
-        spec: Names the loss and its options.
-        class_counts: Training images of every class; the losses for long tails refuse a class without any.
+    The losses for long tails need the training images of every class and refuse a class without any.
 
     >>> loss = build_loss(RunSpec(), [50, 5])
     >>> round(loss(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
@@ -78,22 +76,12 @@ def loss_names() -> list[str]:
 
 
 def loss_defaults(loss: str) -> dict[str, Any]:
-    """Return the options of a loss with their defaults.
-
-    >>> loss_defaults("label_aware_smoothing")
-    {'smooth_head': 0.4, 'smooth_tail': 0.1}
-    """
+    """Return the options of a loss with their defaults."""
     return dict(_OPTIONS.get(loss, {}))
 
 
 def check_loss_options(loss: str, values: Mapping[str, Any]) -> None:
-    """Raise if a loss does not have one of these options.
-
-    >>> check_loss_options("logit_adjusted", {"margin": 1.0})
-    Traceback (most recent call last):
-        ...
-    ValueError: loss 'logit_adjusted' does not take the options ['margin']. Known: tau=1.
-    """
+    """Raise if a loss does not have one of these options."""
     defaults = loss_defaults(loss)
     if unknown := sorted(values.keys() - defaults.keys()):
         known = [f"{k}=effective (by default none)" if v is None else f"{k}={v:g}" for k, v in defaults.items()]
@@ -103,15 +91,8 @@ def check_loss_options(loss: str, values: Mapping[str, Any]) -> None:
 def reweight(loss: nn.Module, spec: RunSpec, class_counts: Sequence[int], epoch: int) -> None:
     """Set the class weights of an epoch, counted from 0: a pure function of the spec, so nothing is to be resumed.
 
-    Options of deferred re-weighting: `reweight="effective"` weighs classes by their effective number of images,
-    `reweight_from` is the epoch from which on (before it all weigh the same), `reweight_beta` the parameter. Either of
-    the last two implies the first.
-
-    >>> spec = RunSpec(loss="ldam", loss_options=(("reweight_from", 160),))
-    >>> loss = build_loss(spec, [500, 5])
-    >>> reweight(loss, spec, [500, 5], epoch=160)
-    >>> loss.weight.round(decimals=3).tolist()
-    [0.02, 1.98]
+    Options of deferred re-weighting: `reweight="effective"` weighs classes by their effective number of images from
+    epoch `reweight_from` on, with parameter `reweight_beta`. Either of the last two implies the first.
     """
     if isinstance(loss, LDAMLoss) and spec.reweights:
         chosen = _chosen(spec)

@@ -20,13 +20,7 @@ from maxsep.lab.spec import RunSpec
 
 
 def derive(seed: int, purpose: str, rank: int = 0) -> int:
-    """Derive the seed of one purpose, such as `network`, `head`, `order` or `dropout`, from the run's seed.
-
-    Purposes share no stream, so heads compared under one seed start from the same backbone and see the same batches.
-
-    >>> derive(0, "network") == derive(0, "head")
-    False
-    """
+    """Derive the seed of one purpose, such as `network`, `head` or `order`: purposes share no stream of numbers."""
     digest = hashlib.sha256(f"maxsep/{seed}/{purpose}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -35,9 +29,8 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int, class_counts: Seq
     """Build the spec's network with the spec's head, seeded; changes torch's global random state.
 
     The backbone is drawn first, always with the same plain head on it, and the generator is seeded anew before the
-    real head: all heads of one seed share the backbone's initial weights. A network whose protocol has no bias in the
-    last layer, or starts it in its own way, has it so under every head. `class_counts`, the training images of every
-    class, are needed for a `class_order` by frequency.
+    real head: all heads of one seed share the backbone's initial weights. A network's own rules for its last layer hold
+    for every head. A `class_order` by frequency needs `class_counts`, the training images of every class.
 
     >>> a = build_model(RunSpec(head="plain"), (1, 8, 8), 10)
     >>> b = build_model(RunSpec(head="maxsep"), (1, 8, 8), 10)
@@ -88,30 +81,18 @@ def load_previous_stage(spec: RunSpec, network: Network, runs: Path) -> None:
 
 
 class Pipeline(nn.Module):
-    """A network behind its normalisation: takes uint8 images.
+    """A network behind its normalisation by mean and std (C,): takes uint8 images.
 
     Normalisation and backbone are compiled together, so the conversion from uint8 fuses with the first layer. The head
-    is not compiled: heads differ from run to run, while one compiled backbone serves all runs of a process.
-
-    Args:
-        network: Takes normalised images.
-        mean: (C,), on the scale of 0 to 1.
-        std: (C,).
-        channels_last: Whether to pass the images on in channels-last memory order.
-        freeze_backbone: Whether the backbone stays in evaluation mode while the head is trained.
+    is not compiled: heads differ from run to run, while one compiled backbone serves all runs of a process. With
+    `freeze_backbone` the backbone stays in evaluation mode while the head is trained.
     """
 
     scale: Tensor
     shift: Tensor
 
     def __init__(
-        self,
-        network: Network,
-        mean: Tensor,
-        std: Tensor,
-        *,
-        channels_last: bool = False,
-        freeze_backbone: bool = False,
+        self, network: Network, mean: Tensor, std: Tensor, *, channels_last: bool = False, freeze_backbone: bool = False
     ) -> None:
         super().__init__()
         self.network = network

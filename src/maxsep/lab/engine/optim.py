@@ -1,14 +1,10 @@
-"""The optimisers and learning-rate schedules that a spec can name.
-
-Learning rates are pure functions of the epoch and the step, so there is no state to save or to resume.
-"""
+"""The optimisers and schedules that a spec can name; a learning rate is a pure function of the epoch and the step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,15 +18,8 @@ OPTIMISERS = ("adamw", "sgd")
 def build_optimiser(spec: RunSpec, network: nn.Module, *, capturable: bool = False) -> Optimizer:
     """Build the spec's optimiser over all trained parameters of a network that is on its device already.
 
-    Args:
-        spec: Names the optimiser and its numbers. All parameters have the same weight decay, as in the paper's
-            protocol, unless `head_rate` or `head_decay` makes the head a group of its own.
-        network: Its head is called `head`.
-        capturable: Keep the learning rate in a tensor on the device, so that a captured step reads what
-            `set_learning_rate` writes.
-
-    >>> type(build_optimiser(RunSpec(), nn.Linear(2, 2))).__name__
-    'SGD'
+    `capturable` keeps the learning rate in a tensor on the device, so that a captured step reads what
+    `set_learning_rate` writes.
     """
     groups = _groups(spec, network)
     device = groups[0]["params"][0].device
@@ -65,19 +54,12 @@ def _groups(spec: RunSpec, network: nn.Module) -> list[dict[str, Any]]:
     is_split = spec.head_rate != 1 or spec.head_decay != 1
     head = [name for name in trained if is_split and name.startswith("head.") and name != "head.scale"]
     rest = [value for name, value in trained.items() if name not in head]
-    groups = [
-        {"params": rest, "factor": 1.0, "weight_decay": spec.weight_decay},
-        {
-            "params": [trained[name] for name in head],
-            "factor": spec.head_rate,
-            "weight_decay": spec.weight_decay * spec.head_decay,
-        },
-    ]
-    return [group for group in groups if group["params"]]
+    decay = spec.weight_decay
+    groups = [(rest, 1.0, decay), ([trained[name] for name in head], spec.head_rate, decay * spec.head_decay)]
+    return [{"params": params, "factor": factor, "weight_decay": wd} for params, factor, wd in groups if params]
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """A point in training: `epoch` of `epochs` and `step` of `steps` per epoch, both counted from 0."""
 
     epoch: int
@@ -102,11 +84,7 @@ def step(moment: Moment, base: float, *, every: int = 30, factor: float = 0.1) -
 
 
 def milestones(
-    moment: Moment,
-    base: float,
-    *,
-    at: tuple[int, ...] = (160, 180),
-    factors: tuple[float, ...] = (0.1, 0.01),
+    moment: Moment, base: float, *, at: tuple[int, ...] = (160, 180), factors: tuple[float, ...] = (0.1, 0.01)
 ) -> float:
     """From epoch `at[i]` on, use base times `factors[i]` (not their product)."""
     if len(at) != len(factors) or list(at) != sorted(at):
@@ -134,10 +112,9 @@ def cosine_steps(moment: Moment, base: float, *, final: float = 1e-6) -> float:
 def restarts(moment: Moment, base: float, *, cycles: int = 3, warmup: int = 10, floor: float = 1e-3) -> float:
     """Restart a cosine `cycles` times, after one linear warm-up, as open-set recognition's scripts do.
 
-    The released scheduler gets the epoch that has just ended, so every value comes one epoch late: epoch 0 runs at the
-    floor, epochs 1 to `warmup` rise to what the cosine has at epoch `warmup`, and epoch e follows with the cosine of
-    e - 1. As there, a cycle is a whole number of epochs, so a run whose epochs do not divide evenly begins one more
-    cycle near its end.
+    As there, every value comes one epoch late: epoch 0 runs at the floor, epochs 1 to `warmup` rise to what the cosine
+    has at epoch `warmup`, and epoch e follows with the cosine of e - 1. A cycle is a whole number of epochs, so a run
+    whose epochs do not divide evenly begins one more cycle near its end.
     """
     low, length = base * floor, max(1, moment.epochs // cycles)
 
@@ -162,16 +139,10 @@ def schedule_names() -> list[str]:
 
 
 def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> float:
-    """Return the learning rate of one update.
+    """Return the learning rate of `step` of `steps` in an epoch, both counted from 0.
 
     Every schedule but `restarts`, which has its own, takes the option `warmup`: over that many epochs the rate rises
     linearly, from 1/warmup of its value in epoch 0.
-
-    Args:
-        spec: Names the schedule, its options, the base rate and the number of epochs.
-        epoch: Counted from 0.
-        step: Position inside the epoch, counted from 0.
-        steps: Steps in an epoch.
 
     >>> spec = RunSpec(schedule="constant", learning_rate=0.1, schedule_options=(("warmup", 5),))
     >>> [round(learning_rate(spec, epoch), 3) for epoch in (0, 1, 4, 5)]

@@ -1,17 +1,18 @@
-"""One training step, from the indices of a batch to the optimiser, and the same step captured in CUDA graphs."""
+"""The order of the images, one training step on a batch, and the same step captured in CUDA graphs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from maxsep.lab.data import ImageSet
+from maxsep.lab.engine.model import derive
 from maxsep.lab.engine.optim import set_learning_rate
 from maxsep.lab.spec import RunSpec
 from maxsep.losses import mixup
@@ -54,31 +55,72 @@ def _error(spec: RunSpec, epoch: int, step: int, rate: float, problem: str) -> N
     return NonFiniteError(message, epoch, step)
 
 
+class Order:
+    """The order of the training images, whose labels are (N,).
+
+    Instance sampling draws a permutation an epoch from a generator; the last batch of an epoch may be short. Balanced
+    sampling is one long sequence for the whole run, a pure function of labels, spec and seed, so there is nothing to
+    save: an epoch is the next part of it, and has one batch more than the images would fill, all of them full.
+    """
+
+    def __init__(self, spec: RunSpec, labels: Tensor) -> None:
+        self.num_train, self.batch_size = len(labels), spec.batch_size
+        self.steps = -(-self.num_train // spec.batch_size)
+        self.images = self.num_train
+        """Images of an epoch, repetitions included."""
+        self._sequence: Tensor | None = None
+        if spec.sampler == "class_balanced":
+            self.steps += 1
+            self.images = self.steps * spec.batch_size
+            seed = derive(spec.seed, "balanced order")
+            self._sequence = class_balanced(labels.cpu(), spec.epochs * self.images, seed)
+
+    def draw(self, epoch: int, generator: torch.Generator) -> Tensor:
+        """Return the positions of an epoch's images, in order."""
+        if self._sequence is None:
+            return torch.randperm(self.num_train, generator=generator)
+        return self._sequence[epoch * self.images : (epoch + 1) * self.images]
+
+    def sizes(self) -> Tensor:
+        """Return the number of images of every batch of an epoch."""
+        sizes = torch.full((self.steps,), self.batch_size, dtype=torch.float64)
+        sizes[-1] = self.images - self.batch_size * (self.steps - 1)
+        return sizes
+
+
+def class_balanced(labels: Tensor, length: int, seed: int, consecutive: int = 4) -> Tensor:
+    """Draw positions so that every class comes equally often, however few images it has.
+
+    All classes take turns in random order, which is drawn anew when all have had one. A class at its turn gives the
+    next `consecutive` images of its own list, which is shuffled anew at its end.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    present = torch.bincount(labels).nonzero()[:, 0]
+    turns = -(-length // (consecutive * len(present)))
+    # sorting noise gives a permutation a row: when each class has its turn
+    when = torch.rand(turns, len(present), generator=generator).argsort(dim=1)
+    drawn = torch.empty(turns, len(present), consecutive, dtype=torch.int64)
+    for column, label in enumerate(present):
+        members = (labels == label).nonzero()[:, 0]
+        rounds = -(-turns * consecutive // len(members))
+        shuffled = members[torch.rand(rounds, len(members), generator=generator).argsort(dim=1)].flatten()
+        drawn[torch.arange(turns), when[:, column]] = shuffled[: turns * consecutive].view(turns, consecutive)
+    return drawn.flatten()[:length]
+
+
 @dataclass
 class Step:
-    """A training step, called once for each batch.
-
-    Args:
-        spec: Decides mixup and clipping.
-        fabric: Runs the backward pass and communicates with the other processes.
-        model: The pipeline as Fabric has set it up, compiled or not.
-        network: The bare network inside it.
-        optimiser: As Fabric has set it up.
-        loss: Maps logits and labels to a scalar.
-        images: The training split, on the device or on the host.
-        augment: Changes a uint8 batch.
-        generators: Of the augmentation and of mixup.
-    """
+    """A training step, called once for each batch."""
 
     spec: RunSpec
     fabric: Any
-    model: nn.Module
-    network: nn.Module
-    optimiser: Optimizer
+    model: nn.Module  # the pipeline as Fabric has set it up
+    network: nn.Module  # the bare network inside it
+    optimiser: Optimizer  # as Fabric has set it up
     loss: nn.Module
-    images: ImageSet
+    images: ImageSet  # the training split, on the device or on the host
     augment: Augmentation
-    generators: tuple[torch.Generator, torch.Generator]
+    generators: tuple[torch.Generator, torch.Generator]  # of the augmentation and of mixup
     epoch: int = 0
     position: int = 0
     rate: float = math.nan
@@ -152,12 +194,9 @@ class CapturedStep:
     """Run a step through CUDA graphs, one for each batch size (the full one and the short last one).
 
     The first steps of a size are eager training steps and serve as warm-up, so the weights follow the same path as
-    without graphs. The graph reads the learning rate from the optimiser's tensor, the batch from a buffer of indices,
-    and advances the generators as the eager step would. All work runs on one side stream, because the default stream
-    cannot be captured.
-
-    Args:
-        step: The eager step; its optimiser must have been built `capturable`.
+    without graphs. The graph reads the learning rate from the tensor of a `capturable` optimiser and the batch from a
+    buffer of indices, and advances the generators as the eager step would. All work runs on one side stream, because
+    the default stream cannot be captured.
     """
 
     def __init__(self, step: Step) -> None:
@@ -173,10 +212,7 @@ class CapturedStep:
             self.step.at(epoch, position, rate)
 
     def __call__(self, indices: Tensor) -> Tensor:
-        """Train on the images at these positions and return the mean loss of the batch.
-
-        The loss lies in the graph's own memory and is overwritten by the next step: copy it.
-        """
+        """Train on the images at these positions; return their mean loss, which the next step overwrites."""
         outer = torch.cuda.current_stream()
         self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream):
@@ -210,38 +246,23 @@ class CapturedStep:
         return graph, static, loss
 
 
-class Drawing(Protocol):
-    """An augmentation whose random part and whose work can be called apart, as all of `maxsep.lab.data` can."""
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw and apply."""
-
-    def draw(self, images: Tensor, generator: torch.Generator) -> Any:
-        """Draw the parameters of a batch."""
-
-    def apply(self, images: Tensor, draw: Any, /) -> Tensor:
-        """Apply drawn parameters."""
-
-
 class CompiledAugmentation:
     """Run an augmentation of hundreds of small operations as a few kernels, with the same random numbers and pixels.
 
-    Args:
-        augment: The eager augmentation.
-        batch_size: Smaller batches stay eager: compiling for them would take longer than it saves.
-        backend: Of torch.compile.
+    Batches below `batch_size` stay eager: compiling for them would take longer than it saves.
     """
 
-    def __init__(self, augment: Drawing, batch_size: int, backend: str = "inductor") -> None:
-        self.augment = augment
-        self.batch_size = batch_size
+    def __init__(self, augment: Any, batch_size: int, backend: str = "inductor") -> None:
+        self._augment: Augmentation = augment
+        self._draw, self._batch_size = augment.draw, batch_size
         # without it Inductor contracts a * b + c, which rounds some bytes differently
         exact: dict[str, Any] | None = {"emulate_precision_casts": True} if backend == "inductor" else None
-        self._apply = torch.compile(augment.apply, dynamic=False, fullgraph=True, backend=backend, options=exact)
+        self._apply: Callable[[Tensor, Any], Tensor] = torch.compile(
+            augment.apply, dynamic=False, fullgraph=True, backend=backend, options=exact
+        )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment uint8 images (B, C, H, W) with random numbers from a generator on the same device."""
-        if len(images) < self.batch_size:
-            return self.augment(images, generator)
-        result: Tensor = self._apply(images, self.augment.draw(images, generator))
-        return result
+        if len(images) < self._batch_size:
+            return self._augment(images, generator)
+        return self._apply(images, self._draw(images, generator))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
 import warnings
 from collections.abc import Collection
@@ -21,8 +22,7 @@ from maxsep.lab.engine.evaluate import make_observer
 from maxsep.lab.engine.losses import build_loss, loss_names
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.engine.optim import OPTIMISERS, learning_rate
-from maxsep.lab.engine.progress import StopRequest, choose_progress
-from maxsep.lab.engine.trainer import Trainer
+from maxsep.lab.engine.trainer import Progress, StopRequest, Trainer
 from maxsep.lab.environment import pick_device
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
@@ -44,10 +44,8 @@ def train(
 ) -> Path:
     """Train a run to its end and return its folder; a finished run is returned at once, an interrupted one resumed.
 
-    A run that starts from another one (`spec.start_from`) has that one trained first, in the same folder of runs.
-
-    On the CPU the result is bit-identical for the same spec, machine, versions, number of threads and `compile`
-    setting, with or without interruptions. At most the time since the last resume point is lost.
+    The run that it starts from (`spec.start_from`) is trained first, in the same folder of runs. On a CPU the result is
+    bit-identical for the same spec, machine, versions, threads and `compile`, with or without interruptions.
 
     Args:
         spec: What to train.
@@ -91,13 +89,7 @@ def train(
 
 
 def _run(
-    spec: RunSpec,
-    execution: Execution,
-    run: Run,
-    data_root: str | Path | None,
-    progress: bool,
-    download: bool,
-    fabric: Any,
+    spec: RunSpec, execution: Execution, run: Run, root: str | Path | None, progress: bool, download: bool, fabric: Any
 ) -> int:
     """Train in one process, or in each of several; return 0 or the signal that asked for a stop."""
     began = time.perf_counter()
@@ -108,11 +100,11 @@ def _run(
             torch.set_num_threads(threads)
         stack.enter_context(torch.random.fork_rng(devices=[] if on_cpu else [fabric.device.index]))
         stop = stack.enter_context(StopRequest())
-        bar = stack.enter_context(choose_progress(spec, progress and fabric.is_global_zero))
+        bar = stack.enter_context(Progress(spec, sys.stderr if progress and fabric.is_global_zero else None))
         # all that can be wrong with a spec or its data shows here, before there is a folder
-        splits = prepare(spec, data_root, download=download, progress=bar.download)
+        splits = prepare(spec, root, download=download, progress=bar.download)
         trainer = Trainer(fabric, spec, execution.resolve(fabric.device.type), splits, run, bar, stop)
-        trainer.observer = make_observer(spec, data_root, run.folder, trainer.data)
+        trainer.observer = make_observer(spec, root, run.folder, trainer.data)
         trainer.began = began
         if fabric.is_global_zero:
             run.begin(spec)
@@ -136,7 +128,7 @@ def _run(
 
 
 def make_fabric(spec: RunSpec, execution: Execution) -> Any:
-    """Check an execution and build the Fabric that carries it out.
+    """Check an execution and build its Fabric.
 
     Several devices train with DDP: under `torchrun` with the processes that it has started, otherwise with processes
     started here, for which the calling script needs the usual `if __name__ == "__main__"` guard.
@@ -159,14 +151,7 @@ def make_fabric(spec: RunSpec, execution: Execution) -> Any:
 def dry_run(
     spec: RunSpec, execution: Execution, data_root: str | Path | None = None, *, download: bool = False
 ) -> Splits:
-    """Read a run's data, build its network and loss, and let one image through; nothing is trained or written.
-
-    Returns:
-        The data as the run would see them.
-
-    >>> len(dry_run(RunSpec(), Execution(device="cpu")).test)
-    599
-    """
+    """Read a run's data, build its network and loss, pass one image through, and return the data; writes nothing."""
     check_names(spec)
     make_fabric(spec, execution)
     splits = prepare(spec, data_root, download=download)
@@ -190,13 +175,7 @@ def check_precision(name: str) -> None:
 def check_names(spec: RunSpec) -> None:
     """Raise if a spec names an unknown dataset, network, head, loss, optimiser, schedule and so on.
 
-    A loss and a sampler that both correct for the frequency of classes are warned of. Whether a folder of images is
-    there, or a library has a network of that name, shows when it is read or built.
-
-    >>> check_names(RunSpec(optimiser="adam"))
-    Traceback (most recent call last):
-        ...
-    ValueError: unknown optimiser 'adam'. Known: adamw, sgd.
+    Whether a folder of images is there, or a library has a network of that name, shows when it is read or built.
     """
     dataset = Dataset.parse(spec.dataset)
     augmentation(spec.augmentation)

@@ -1,12 +1,15 @@
-"""The training loop: build everything, train epochs of steps, evaluate, save resume points, write the result."""
+"""The training loop: epochs of steps, evaluation, resume points, the result; with its progress and signals."""
 
 from __future__ import annotations
 
+import signal
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from types import FrameType
+from typing import Any, Self, TextIO
 
 import torch
 from torch import Tensor
@@ -18,94 +21,108 @@ from maxsep.lab.engine.evaluate import Observer, calibrate, measure, predict
 from maxsep.lab.engine.losses import build_loss, reweight
 from maxsep.lab.engine.model import Pipeline, build_model, derive, load_previous_stage
 from maxsep.lab.engine.optim import build_optimiser, learning_rate
-from maxsep.lab.engine.progress import Progress, StopRequest
-from maxsep.lab.engine.step import Augmentation, CapturedStep, CompiledAugmentation, Step, check_losses
+from maxsep.lab.engine.step import Augmentation, CapturedStep, CompiledAugmentation, Order, Step, check_losses
 from maxsep.lab.environment import fits, hardware, versions
 from maxsep.lab.run import SCHEMA, Run
 from maxsep.lab.spec import Execution, RunSpec
+from maxsep.packages import load_package
 
 SAVING_SHARE = 50
 """After a save, this many times its duration is trained before the next one that is due at an epoch's end."""
-CONSECUTIVE = 4
-"""Images that a class gives at its turn in class-balanced sampling."""
 _VARIANTS = 128
 """Every network and batch size of a process is one more variant of the same compiled code."""
 
 
-class Order:
-    """The order of the training images.
+class Progress:
+    """Show a run's progress: a bar on a terminal, plain lines in a log, or nothing if `stream` is None."""
 
-    Instance sampling draws a permutation an epoch from a generator; the last batch of an epoch may be short. Balanced
-    sampling is one long sequence for the whole run, a pure function of labels, spec and seed, so there is nothing to
-    save: an epoch is the next part of it, and has one batch more than the images would fill, all of them full.
+    def __init__(self, spec: RunSpec, stream: TextIO | None) -> None:
+        self._spec, self._stream, self._tenths = spec, stream, 0
+        self._bar: Any = None
+        if stream is not None and stream.isatty():
+            rich, console = load_package("rich.progress", "lab"), load_package("rich.console", "lab")
+            columns = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()]
+            columns += [rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[status]}")]
+            self._bar = rich.Progress(*columns, console=console.Console(file=stream))
+            self._task = self._bar.add_task(spec.name, total=None, status="")
 
-    Args:
-        spec: Names the sampler, the batch size, the number of epochs and the seed.
-        labels: The training labels, (N,).
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def download(self, done: int, total: int) -> None:
+        """Show how many bytes of a dataset are downloaded or decoded; in a log every tenth."""
+        text, tenths = f"data: {done / 1e6:.0f} of {total / 1e6:.0f} MB", 10 * done // total
+        if self._bar:
+            self._bar.update(self._task, status=text)
+        elif tenths != self._tenths:
+            self._tenths = tenths
+            self.note(text)
+
+    def start(self, done: int, total: int) -> None:
+        """Show how many steps the run has, and how many were done before a resume."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, total=total, status="")
+        else:
+            self.note(f"resumed at step {done} of {total}" if done else f"training, {total} steps")
+
+    def step(self) -> None:
+        """Count one step."""
+        if self._bar:
+            self._bar.advance(self._task)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Show the numbers of an epoch; in a log of an evaluated one."""
+        text = f"epoch {row['epoch'] + 1}/{self._spec.trained_epochs}, loss {row['train_loss']:.3f}"
+        text += f", top-1 {100 * row['top1']:.2f} %" if "top1" in row else ""
+        if self._bar:
+            self._bar.update(self._task, status=text)
+        elif "top1" in row:
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Print a message, in a log with the run's name and loss."""
+        if self._bar:
+            self._bar.console.print(text)
+        elif self._stream is not None:
+            print(f"{self._spec.title}: {text}", file=self._stream, flush=True)
+
+
+class StopRequest:
+    """While entered, remember the first SIGTERM or SIGINT as `signum`, so that the step ends and the state is saved.
+
+    A second signal of the same kind acts as it did before. Outside the main thread, where Python handles no signals, it
+    never asks for a stop. No signal is lost: if the block ends with an error, SystemExit replaces the error.
     """
 
-    def __init__(self, spec: RunSpec, labels: Tensor) -> None:
-        self.num_train, self.batch_size = len(labels), spec.batch_size
-        self.steps = -(-self.num_train // spec.batch_size)
-        self.images = self.num_train
-        """Images of an epoch, repetitions included."""
-        self._sequence: Tensor | None = None
-        if spec.sampler == "class_balanced":
-            self.steps += 1
-            self.images = self.steps * spec.batch_size
-            seed = derive(spec.seed, "balanced order")
-            self._sequence = class_balanced(labels.cpu(), spec.epochs * self.images, seed)
+    def __init__(self) -> None:
+        self.signum = 0
+        self._before: dict[int, Any] = {}
 
-    def draw(self, epoch: int, generator: torch.Generator) -> Tensor:
-        """Return the positions of an epoch's images, in order."""
-        if self._sequence is None:
-            return torch.randperm(self.num_train, generator=generator)
-        return self._sequence[epoch * self.images : (epoch + 1) * self.images]
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._remember)
+        return self
 
-    def sizes(self) -> Tensor:
-        """Return the number of images of every batch of an epoch."""
-        sizes = torch.full((self.steps,), self.batch_size, dtype=torch.float64)
-        sizes[-1] = self.images - self.batch_size * (self.steps - 1)
-        return sizes
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self.signum and isinstance(error, Exception):
+            raise SystemExit(128 + self.signum) from error
 
-
-def class_balanced(labels: Tensor, length: int, seed: int, consecutive: int = CONSECUTIVE) -> Tensor:
-    """Draw positions so that every class comes equally often, however few images it has.
-
-    All classes take turns in random order, which is drawn anew when all have had one. A class at its turn gives the
-    next `consecutive` images of its own list, which is shuffled anew at its end.
-
-    >>> labels = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])
-    >>> torch.bincount(labels[class_balanced(labels, 80, seed=0)]).tolist()
-    [40, 40]
-    """
-    generator = torch.Generator().manual_seed(seed)
-    present = torch.bincount(labels).nonzero()[:, 0]
-    turns = -(-length // (consecutive * len(present)))
-    # sorting noise gives a permutation a row: when each class has its turn
-    when = torch.rand(turns, len(present), generator=generator).argsort(dim=1)
-    drawn = torch.empty(turns, len(present), consecutive, dtype=torch.int64)
-    for column, label in enumerate(present):
-        members = (labels == label).nonzero()[:, 0]
-        rounds = -(-turns * consecutive // len(members))
-        shuffled = members[torch.rand(rounds, len(members), generator=generator).argsort(dim=1)].flatten()
-        drawn[torch.arange(turns), when[:, column]] = shuffled[: turns * consecutive].view(turns, consecutive)
-    return drawn.flatten()[:length]
+    def _remember(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        signal.signal(signum, self._before[signum])
 
 
 class Trainer:
-    """A run in progress; building it changes torch's global random state.
-
-    Args:
-        fabric: Decides device, processes and precision.
-        spec: What to train.
-        execution: How to compute it, resolved for the device.
-        data: The splits, on the CPU.
-        run: The folder to write to.
-        progress: Shows how far it is.
-        stop: Says when to stop.
-        clock: Seconds from any start.
-    """
+    """A run in progress, with an `execution` resolved for the device; building it changes torch's random state."""
 
     def __init__(
         self,
