@@ -224,7 +224,7 @@ def augmented(name, batch, backend="aot_eager"):
         *((name, "inductor") for name in ("crop_flip_auto_cutout", "resized_crop_flip_jitter")),
     ],
 )
-def test_a_compiled_augmentation_keeps_every_byte(name, backend):
+def test_a_compiled_augmentation_keeps_every_byte(fresh, name, backend):
     images = torch.randint(256, (16, 3, 32, 32), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     expected, found = augmented(name, images, backend)
     assert torch.stack(found).equal(torch.stack(expected))
