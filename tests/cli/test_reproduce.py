@@ -1,58 +1,80 @@
+"""`maxsep reproduce` and `maxsep demo`."""
+
 import json
 import subprocess
 import sys
-from pathlib import Path
+import time
 
 import pytest
 
+from maxsep.cli import reproduce as module
+from maxsep.cli.reproduce import show_event
+from maxsep.lab.grid import Event
+from maxsep.lab.spec import RunSpec, options
 
-def test_reproduce_plans_runs_and_goes_on(call, tmp_path):
-    arguments = ["reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path, "--only", "validation=0,seed=0"]
+SHORT = ["--seeds", 1, "--epochs", 1, "--device", "cpu"]
+
+
+def test_plans_trains_and_resumes(call, tmp_path):
+    arguments = ["reproduce", "demo", *SHORT, "--runs", tmp_path, "--only", "head=plain"]
     planned = json.loads(call(*arguments, "--dry-run", "--json"))
     assert {row["state"] for row in planned} == {"new"}
+    assert len(call(*arguments, "--dry-run").splitlines()) == len(planned) + 2
     assert not list(tmp_path.iterdir())
-    assert "runs to train, about" in call(*arguments, "--dry-run")
-    told = json.loads(call("reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path, "--json"))
-    assert told["failed"] == []
-    assert len(told["finished"]) >= len(planned)
-    assert (tmp_path / "report" / "report.html").is_file()
-    again = call("reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path)
-    assert again.startswith("0 trained")
+    answer = json.loads(call(*arguments, "--budget", "0.001s", "--json"))
+    assert (answer["finished"], len(answer["postponed"])) == ([], len(planned))
+    answer = json.loads(call(*arguments, "--budget", "5m", "--json"))
+    assert (answer["failed"], len(answer["finished"])) == ([], len(planned))
+    assert answer["report"] == str(tmp_path / "report" / "report.html")
+    again = json.loads(call(*arguments, "--json"))
+    assert (again["finished"], len(again["skipped"])) == ([], len(planned))
 
 
-def test_downloads_are_asked_for(call, run, asked, tmp_path, monkeypatch):
-    checked = []
-    monkeypatch.setattr("maxsep.lab.grid.check_data", lambda specs, **settings: checked.append(settings["download"]))
-    only = ["--only", "validation=0,head=plain", "--seeds", 1]
-    call("reproduce", "demo", "--runs", Path(run["run"]).parent, "--out", tmp_path, "--download", "--json", *only)
-    assert (checked, [settings.get("download") for _, settings in asked]) == ([True], [True])
+def test_two_processes_share_the_runs(call, tmp_path):
+    arguments = ["reproduce", "demo", "--seeds", 2, "--epochs", 1, "--device", "cpu", "--runs", tmp_path]
+    arguments += ["--only", "head=plain", "--jobs", 2, "--out", tmp_path / "page"]
+    printed = call(*arguments)
+    names = [path.parent.name for path in tmp_path.glob("*/result.json")]
+    assert len(names) > 1
+    for name in names:
+        assert printed.count(name) == 1
+    assert (tmp_path / "page" / "report.html").is_file()
 
 
-def test_a_budget_starts_no_run_that_does_not_fit(call, tmp_path):
-    arguments = ["reproduce", "demo", "--seeds", 1, "--epochs", 1, "--runs", tmp_path, "--only", "validation=0,seed=0"]
-    told = json.loads(call(*arguments, "--budget", "0.001s", "--json"))
-    assert told["finished"] == []
-    assert told["failed"] == []
-    assert not list(tmp_path.glob("digits-*/result.json"))
-    assert json.loads(call(*arguments, "--budget", "5m", "--json"))["finished"]
+def test_data_are_checked_before_training_and_options_reach_the_grid(call, tmp_path, monkeypatch):
+    checked, settings = [], []
+    reproduce = module.grid.reproduce
+    monkeypatch.setattr(module.grid, "check_data", lambda specs, **more: checked.append(more["download"]))
+    monkeypatch.setattr(
+        module.grid, "reproduce", lambda recipe, **more: settings.append(more) or reproduce(recipe, **more)
+    )
+    call(
+        "reproduce", "demo", *SHORT, "--only", "head=plain", "--runs", tmp_path, "--download", "--precision", "64-true"
+    )
+    assert checked == [settings[0]["download"]] == [True]
+    assert settings[0]["precision"] == "64-true"
 
 
-def test_other_libraries_keep_quiet(tmp_path):
-    arguments = ["reproduce", "demo", "--seeds", "1", "--epochs", "1", "--precision", "bf16-mixed", "--device", "cpu"]
-    command = [sys.executable, "-m", "maxsep", *arguments, "--only", "validation=0,head=plain", "--runs", tmp_path]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "1 trained" in found.stdout
-    assert "Automatic Mixed Precision" not in found.stdout + found.stderr
+@pytest.mark.parametrize("kind", ["start", "finished", "failed", "postponed", "elsewhere", "skipped"])
+def test_every_event_but_a_skipped_run_is_a_line(capsys, kind):
+    spec = RunSpec(loss="logit_adjusted", loss_options=options(tau=2.0))
+    show_event(Event(kind, spec, 2, 4, 3.6, "no memory"))
+    printed = capsys.readouterr().out
+    assert printed.startswith("[2/4] ") == (kind != "skipped")
+    assert (spec.title in printed) == (kind in ("start", "postponed", "elsewhere"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["nope"], "unknown recipe 'nope'. Known recipes: table1"),
-        (["table1", "--budget", "soon"], "soon"),
-        (["table1", "--only", "imbalance=0.5", "--dry-run"], "no run matches"),
-        (["table1", "--data", "nowhere", "--runs", "nothing"], "is not in nowhere"),
-    ],
-)
-def test_bad_input_is_one_clear_line(refuse_in_one_line, arguments, told):
-    assert told in refuse_in_one_line("reproduce", *arguments)
+def test_demo_ends_with_the_path_of_its_report(call, tmp_path):
+    printed = call("demo", "--out", tmp_path, "--seeds", 1, "--epochs", 1)
+    assert printed.rstrip().endswith(str(tmp_path / "report.html"))
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_the_whole_demo_takes_less_than_two_minutes(tmp_path):
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "maxsep", "demo", "--out", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Mixed Precision" not in done.stdout + done.stderr
+    assert time.monotonic() - start < 120

@@ -1,53 +1,152 @@
-"""The program and its verbs."""
+"""The program `maxsep`: its verbs, which are imported when they are called, and what the verbs share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+import logging
+import shlex
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
-from maxsep import __version__
-from maxsep.cli import bench, compare, demo, evaluate, matrix, predict, report, reproduce, train
-
-app = typer.Typer(
-    name="maxsep",
-    help="Maximum class separation for any classifier: train it, compare it honestly, see the paper's tables.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # boxes leave so little room that names to type are cut
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+import maxsep
+from maxsep.packages import load_package
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"maxsep {__version__}")
+class Verb(NamedTuple):
+    """A verb: the module with its function `VERB_command`, its line in the help, and an example."""
+
+    module: str
+    help: str
+    example: str
+
+
+VERBS = {
+    "demo": Verb("reproduce", "Train on long-tailed digits and write a report.", "maxsep demo"),
+    "train": Verb("train", "Train one network with one head.", "maxsep train --dataset digits --set calibration=0.1"),
+    "compare": Verb("compare", "Compare heads on your data.", "maxsep compare my/pictures --seeds 3 --budget 30m"),
+    "reproduce": Verb(
+        "reproduce",
+        "Reproduce a table or figure of the paper.",
+        "maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m",
+    ),
+    "evaluate": Verb("evaluate", "Evaluate a run, also on outliers.", "maxsep evaluate runs/NAME --ood my/pictures"),
+    "predict": Verb("predict", "Classify images, and flag unknown ones.", "maxsep predict runs/NAME photos --top 3"),
+    "export": Verb("predict", "Export a run for deployment.", "maxsep export runs/NAME --out model --format onnx"),
+    "report": Verb("report", "Write the report of finished runs.", "maxsep report runs --out report"),
+    "matrix": Verb("matrix", "Write the matrix of C classes.", "maxsep matrix 10 --out P.npy"),
+    "bench": Verb("bench", "Time the head on this machine.", "maxsep bench --classes 100,1000,10000 --batch 128"),
+}
+SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,  # boxes leave too little room for names on 80 columns
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+UsageError = typer.BadParameter.__mro__[1]
+"""What typer raises for options that it cannot parse."""
+
+
+class Group(TyperGroup):
+    """A group that imports a verb's module when the verb is called, so that the help is fast."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        names: Any = dict.fromkeys(VERBS)  # for suggestions after a typing error
+        self.commands = names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and build a verb."""
+        if cmd_name not in VERBS:
+            return None
+        verb = VERBS[cmd_name]
+        function = getattr(importlib.import_module(f"maxsep.cli.{verb.module}"), f"{cmd_name}_command")
+        program = typer.Typer(**SETTINGS)
+        program.command(name=cmd_name, epilog=f"Example: {verb.example}")(function)
+        return typer.main.get_command(program)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+app = typer.Typer(name="maxsep", cls=Group, **SETTINGS)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"maxsep {maxsep.__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    """Maximum class separation for any classifier: train, compare, reproduce the paper, deploy."""
 
 
-VERBS = {  # in the order of the help, with what it has room for
-    demo: "Train long-tailed digits with the matrix and without.",
-    train: "Train one network with one head.",
-    compare: "Compare heads on your data, and tell what is noise.",
-    reproduce: "Reproduce a table or figure of the paper.",
-    evaluate: "Evaluate weights: accuracy, calibration, outliers.",
-    predict: "Classify images, and say which are unknown.",
-    report: "Write the report of finished runs.",
-    matrix: "Show the matrix and the angle between classes.",
-    bench: "Measure this machine: product, head, fused loss.",
-}
-for module, told in VERBS.items():
-    name = module.__name__.rsplit(".", 1)[1]
-    app.command(name=name, epilog=module.EPILOG, short_help=told)(module.command)
-app.command(name="export", epilog=predict.EXPORT_EPILOG, short_help="Write a run as a plain model, its head folded.")(
-    predict.export_command
-)
+Data = Annotated[
+    Path | None, typer.Option("--data", envvar="MAXSEP_DATA", help="Folder of the datasets in their official formats.")
+]
+Download = Annotated[bool, typer.Option("--download", help="Download missing datasets into the data folder.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of run folders.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Budget = Annotated[str | None, typer.Option(help="Time limit, such as 30m; the same command continues.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated times.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of processes that share the runs.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Number of epochs.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds; intervals need two or more.")]
+Imbalance = Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")]
+Optimiser = Annotated[str, typer.Option(help="sgd or adamw.")]
+LearningRate = Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")]
+
+
+def split_words(values: Sequence[str] | None, default: str) -> list[str]:
+    """Split the values of an option that is repeated or joined by commas.
+
+    >>> split_words(["a,b", "c"], "a"), split_words(None, "a")
+    (['a', 'b', 'c'], ['a'])
+    """
+    words = [word.strip() for text in values or [default] for word in text.split(",")]
+    if not all(words):
+        raise ValueError(f"expected values joined by commas, such as {default}, got {','.join(values or [])!r}.")
+    return words
+
+
+def command_line() -> str:
+    """Return the command that this process was started with."""
+    return shlex.join(["maxsep", *sys.argv[1:]])
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table: the first column left-aligned, the others right-aligned; 160 columns wide off a terminal."""
+    table = load_package("rich.table", "lab").Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 160
+    load_package("rich.console", "lab").Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def quiet_libraries() -> None:
+    """Silence Lightning's information on every run, and print this package's warnings as one line each."""
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
+    default, package = warnings.formatwarning, Path(maxsep.__file__).parent
+
+    def format_warning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        if Path(filename).is_relative_to(package):
+            return f"maxsep: warning: {' '.join(str(message).split())}\n"
+        return default(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning

@@ -10,15 +10,14 @@ from typing import Annotated
 import torch
 import typer
 
-from maxsep.cli.options import Device, Json, show_table
+from maxsep.cli.app import Device, Json, show_table
 from maxsep.lab.benchmark import Row, measure
 from maxsep.lab.environment import hardware, pick_device, versions
 
-EPILOG = "Example: maxsep bench --classes 100,1000,10000 --batch 128"
 CLASSES, QUICK = "100,1000,10000,100000", "100,1000"
 
 
-def command(
+def bench_command(
     device: Device = "auto",
     classes: Annotated[
         str | None, typer.Option(help=f"Numbers of classes; {CLASSES}, or {QUICK} with --quick.")

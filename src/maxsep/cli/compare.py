@@ -1,180 +1,147 @@
-"""`maxsep compare DATA`: whether the head helps on one's own data, and by how much more than chance."""
+"""`maxsep compare DATA`: whether the matrix helps on your data, with intervals over seeds."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.jobs import arguments
-from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution, numbers, precision, words
-from maxsep.cli.run_spec import checked, loss_options
-from maxsep.cli.show import events, plan_table
+from maxsep.cli import app
+from maxsep.cli.reproduce import show_event, show_plan
+from maxsep.cli.train import check_spec, count_images, parse_settings
+from maxsep.lab import grid
+from maxsep.lab.data import Dataset, list_once, with_order
+from maxsep.lab.engine.train import dry_run as try_run
+from maxsep.lab.environment import default_precision
+from maxsep.lab.grid import Summary, parse_budget
+from maxsep.lab.recipes.compare import LOSSES, compare, usual_batch
+from maxsep.lab.report.own_data import check_data, verdict, write_page
+from maxsep.lab.run import Run
+from maxsep.lab.spec import Execution, Options, RunSpec
+from maxsep.packages import load_package
 
-if TYPE_CHECKING:
-    from maxsep.lab.grid import Summary
-    from maxsep.lab.run import Run
-    from maxsep.lab.spec import Execution, RunSpec
-
-EPILOG = (
-    "Examples: maxsep compare digits --epochs 5; "
-    "maxsep compare my/pictures --network resnet32 --epochs 30 --seeds 3 --budget 30m --out comparison; "
-    "maxsep compare my/pictures --loss cross_entropy,ldam --loss-option reweight_from=24."
-)
-
-Losses = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="cross_entropy, label_aware_smoothing, ldam (with the cosine heads that it needs), and one of "
-        "logit_adjusted and balanced_softmax, which are the same function (tau is 1); with commas or repeated."
-    ),
-]
-LdamOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="An option of ldam, such as reweight_from=24: rare classes weigh more from that epoch on, counted from 0; "
-        "with commas or repeated.",
-    ),
-]
 Network = Annotated[
-    str | None,
-    typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32; digits: mlp, ImageNet: resnet50."),
+    str | None, typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32, for digits mlp.")
+]
+Loss = Annotated[list[str] | None, typer.Option(help=f"{', '.join(LOSSES)}; joined by commas.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="loss.NAME=VALUE", help="An option of ldam, such as loss.reweight_from=24."),
 ]
 Augmentation = Annotated[
-    str | None,
-    typer.Option(help="none, crop_flip, ...; by default crop_flip; digits, svhn: none, ImageNet: resized_crop_flip."),
+    str | None, typer.Option(help="none, crop_flip, ...; by default crop_flip, for digits and svhn none.")
 ]
-Size = Annotated[int | None, typer.Option(help="Side that pictures are cut to; by default 32, of ImageNet 224.")]
 
 
-def command(
-    context: typer.Context,
+def compare_command(
     dataset: Annotated[
         str, typer.Argument(metavar="DATA", help="A folder of class folders, or digits, cifar10, ..., imagenet.")
     ] = "digits",
     network: Network = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 30,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of every arm; fewer than 3 cannot be tested.")] = 3,
-    radius: Annotated[list[str] | None, typer.Option(help="Radii, with commas or repeated; by default 1,0.1.")] = None,
-    loss: Losses = None,
-    loss_option: LdamOption = None,
-    imbalance: Annotated[float, typer.Option(help="Cuts a long tail; 1 leaves the data as it is.")] = 1.0,
+    epochs: app.Epochs = 30,
+    seeds: app.Seeds = 3,
+    radius: Annotated[list[str] | None, typer.Option(help="Radii, joined by commas; by default 1,0.1.")] = None,
+    loss: Loss = None,
+    settings: Setting = None,
+    imbalance: app.Imbalance = 1.0,
     augmentation: Augmentation = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="By default 16 to 128, by the number of images.")
-    ] = None,
-    optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd",
-    learning_rate: Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")] = None,
-    size: Size = None,
-    budget: Annotated[str | None, typer.Option(help="Stop in time, such as 30m; the same command goes on.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with an estimate of their time.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the runs.")] = 1,
-    runs: Runs = Path("runs"),
+    batch_size: Annotated[int | None, typer.Option(min=1, help="By default 16 to 128, by the images.")] = None,
+    optimiser: app.Optimiser = "sgd",
+    learning_rate: app.LearningRate = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images; by default 32, for ImageNet 224.")] = None,
+    budget: app.Budget = None,
+    jobs: app.Jobs = 1,
+    dry_run: app.DryRun = False,
+    data: app.Data = None,
+    download: app.Download = False,
+    runs: app.Runs = Path("runs"),
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("comparison"),
-    data: Data = None,
-    download: Download = False,
-    device: Device = "auto",
-    fast: Fast = None,
-    as_json: Json = False,
+    device: app.Device = "auto",
+    as_json: app.Json = False,
 ) -> None:
-    """Train plain, its controls and maxsep on your data, and tell what the matrix adds to its control."""
-    from maxsep.lab.data import Dataset, with_order
-    from maxsep.lab.estimate import num_train, parse_budget
-    from maxsep.lab.recipes.compare import compare, usual_batch
-    from maxsep.lab.spec import RunSpec
-
-    limit = None if budget is None else parse_budget(budget)
-    losses = words("--loss", loss, "cross_entropy")
-    name = Dataset.find(dataset, data, size).name
-    recipe = compare(
-        name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance,
-        radii=numbers("--radius", radius, "1,0.1") if radius else None, losses=losses,
-        loss_options=loss_options("ldam" if "ldam" in losses else losses[0], loss_option),
-        augmentation=augmentation, optimiser=optimiser, learning_rate=learning_rate,
-        batch_size=batch_size or usual_batch(num_train(RunSpec(dataset=name, imbalance=imbalance))),
-    )  # fmt: skip
-    specs = with_order(map(checked, recipe.specs(precision=precision(device))), data, download=download)
-    how = execution(device, fast, {specs[0].network})
-    settings = {"runs": runs, "data_root": data, "download": download, "execution": how}
-    _compare(context, specs, settings, budget=limit, dry_run=dry_run, jobs=jobs, out=out, as_json=as_json)
-
-
-def _compare(
-    context: typer.Context, specs: list[RunSpec], settings: dict[str, Any], *, budget: float | None, dry_run: bool,
-    jobs: int, out: Path, as_json: bool,
-) -> None:  # fmt: skip
-    """Train what is missing and tell what came of it; of processes that share the work, the first tells."""
-    from maxsep.lab import grid
-
-    runs = settings["runs"]
-    planned = grid.plan(specs, runs=runs, execution=settings["execution"])
-    if dry_run:
-        plan_table(planned, as_json)
-        return
-    left, start = [run.spec for run in planned if run.state != "finished"], time.monotonic()
-    _rehearse(left, specs, **settings)
-    if budget is not None:  # reading the pictures takes time, too
-        budget = max(budget - (time.monotonic() - start), 1e-9)
-    show: dict[str, Any] = {} if as_json else {"on_event": events()}
-    summary = grid.run(specs, budget=budget, jobs=jobs, progress=not as_json, **show, **settings)
-    line = shlex.join(["maxsep", "compare", *arguments(context, ("as_json", "jobs", "budget"), typed=True)])
-    _tell(specs, runs, out, summary, line, as_json, settings["data_root"])
+    """Train the linear head, its controls and maxsep on your data, and print what the matrix adds to its control."""
+    limit, losses = None if budget is None else parse_budget(budget), app.split_words(loss, "cross_entropy")
+    with list_once():
+        name = Dataset.find(dataset, data, size).name
+        images = count_images(RunSpec(dataset=name, imbalance=imbalance), data) or 1
+        recipe = compare(
+            name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance, losses=losses,
+            radii=_numbers(radius) if radius else None, augmentation=augmentation, optimiser=optimiser,
+            learning_rate=learning_rate, batch_size=batch_size or usual_batch(images),
+            loss_options=_loss_options(settings or (), losses),
+        )  # fmt: skip
+        specs = with_order(recipe.specs(precision=default_precision(device)), data, download=download)
+        check_spec(specs[-1])
+        how: dict[str, Any] = {
+            "runs": runs,
+            "data_root": data,
+            "download": download,
+            "execution": Execution(device=device),
+        }
+        if dry_run:
+            show_plan(grid.plan(specs, runs=runs, execution=Execution(device=device)), as_json)
+            return
+        start = time.monotonic()
+        _check(specs, **how)
+        if limit is not None:  # reading the data counts
+            limit = max(limit - (time.monotonic() - start), 1e-9)
+        show: dict[str, Any] = {"progress": not as_json and jobs == 1, "on_event": None if as_json else show_event}
+        summary = grid.run(specs, budget=limit, jobs=jobs, **show, **how)
+    _show(specs, runs, out, data, summary, as_json)
     raise typer.Exit(summary.status)
 
 
-def _rehearse(
-    left: Sequence[RunSpec], specs: Sequence[RunSpec], *, runs: Path, execution: Execution, data_root: Path | None,
-    download: bool,
-) -> None:  # fmt: skip
-    """Meet once, before anything is trained, what would stop every run alike."""
-    from maxsep.lab.data import Dataset
-    from maxsep.lab.engine.losses import build_loss
-    from maxsep.lab.engine.train import dry_run
-    from maxsep.lab.report.own_data import check_data
+def _loss_options(settings: Sequence[str], losses: Sequence[str]) -> Options:
+    fields = parse_settings(settings, RunSpec(loss="ldam" if "ldam" in losses else losses[0]))
+    if set(fields) - {"loss_options"}:
+        raise ValueError(f"--set takes loss.NAME=VALUE here, got {', '.join(settings)}.")
+    return tuple(fields.get("loss_options", ()))
 
-    records = _finished(specs, runs)
-    if left:
-        data = dry_run(left[0], execution, data_root, download=download)
-        for spec in {spec.loss: spec for spec in left}.values():  # the data are the same for all of them
-            build_loss(spec, data.train.class_counts)
-        check_data(records, data.train.class_counts, len(data.test), data.fingerprint)
-    else:  # nothing to train, so nothing is read; but files are quickly counted
+
+def _numbers(values: Sequence[str]) -> list[float]:
+    try:
+        return [float(word) for word in app.split_words(values, "1,0.1")]
+    except ValueError as error:
+        raise ValueError(f"--radius must be numbers, such as 1,0.1, got {','.join(values)!r}.") from error
+
+
+def _check(
+    specs: Sequence[RunSpec], *, runs: Path, data_root: Path | None, download: bool, execution: Execution
+) -> None:
+    """Raise before anything is trained what would stop every run; also if the data changed since earlier runs."""
+    finished = _finished(specs, runs)
+    done = {run.name for run in finished}
+    missing = {spec.loss: spec for spec in specs if spec.name not in done}
+    if not missing:  # nothing is read, but the files of a folder are listed quickly
         dataset = Dataset.parse(specs[0].dataset)
         counts = dataset.train_counts(data_root) if dataset.is_own and specs[0].imbalance == 1 else None
-        check_data(records, counts or (), files=dataset.fingerprint(data_root))
+        check_data(finished, counts or (), files=dataset.fingerprint(data_root))
+        return
+    for spec in missing.values():
+        splits = try_run(spec, execution, data_root, download=download)
+    check_data(finished, splits.train.class_counts, len(splits.test), splits.fingerprint)
 
 
 def _finished(specs: Sequence[RunSpec], runs: Path) -> list[Run]:
-    """Read the runs of this comparison, and of the folder's others none."""
-    from maxsep.lab.run import Run
-
     return [run for spec in specs if (run := Run(runs / spec.name)).state == "finished"]
 
 
-def _tell(
-    specs: Sequence[RunSpec], runs: Path, out: Path, summary: Summary, line: str, as_json: bool, data: Path | None
-) -> None:
-    """Print the verdict, or the same as JSON, and write the page of whatever is finished."""
-    from rich.console import Console
-
-    from maxsep.lab.report.own_data import verdict, write_page
-
-    finished, failed = _finished(specs, runs), [spec.name for spec, _ in summary.failed]
-    if finished:
-        found = verdict(specs, finished)
-        page = write_page(found, out, commands=[line], data_root=data)
-        if as_json:
-            typer.echo(json.dumps(found.to_dict() | {"failed": failed, "report": str(page)}))
-        else:
-            found.show(Console())
-            typer.echo(f"report: {page}")
-    elif as_json:
-        typer.echo(json.dumps({"missing": [spec.name for spec in specs], "failed": failed, "report": None}))
+def _show(specs: Sequence[RunSpec], runs: Path, out: Path, data: Path | None, summary: Summary, as_json: bool) -> None:
+    """Print the verdict and write the page of the finished runs."""
+    page, answer = None, {"missing": [spec.name for spec in specs]}
+    if finished := _finished(specs, runs):
+        result = verdict(specs, finished)
+        page, answer = write_page(result, out, commands=[app.command_line()], data_root=data), result.to_dict()
+        if not as_json:
+            result.show(load_package("rich.console", "lab").Console())
+    if as_json:
+        failed = [spec.name for spec, _ in summary.failed]
+        typer.echo(json.dumps(answer | {"failed": failed, "report": None if page is None else str(page)}))
+    else:
+        typer.echo(str(summary) if page is None else f"report: {page}")
     for spec, message in summary.failed:
-        typer.echo(f"failed: {spec.title}: {message}", err=True)
+        typer.echo(f"maxsep: {spec.title} failed: {message}", err=True)

@@ -9,21 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from maxsep.analysis import accuracy_by_shot
-from maxsep.cli.options import Data, Device, Download, Json, show_table
+from maxsep.cli.app import Data, Device, Download, Json, show_table
 from maxsep.lab.data import Dataset, check_outliers, fingerprints_differ, name_outliers
 from maxsep.lab.engine import evaluate
 from maxsep.lab.engine.evaluate import known_ece, with_rejected
 from maxsep.lab.environment import pick_device
 from maxsep.lab.ood import OODProtocol, detect, read_outliers
-from maxsep.lab.report.controls import Method
-from maxsep.lab.report.figures import energy_figure
-from maxsep.lab.report.names import method_label
 from maxsep.lab.run import Run
 
-EPILOG = (
-    "Examples: maxsep evaluate runs/digits-mlp-maxsep-s0-3f2a90c1bd; "
-    "maxsep evaluate RUN --ood my/pictures --ood svhn --data data."
-)
 _SCORES = {
     "max_softmax": "max softmax",
     "max_logit": "max logit",
@@ -36,14 +29,13 @@ _NAMED = 3
 """Unreadable files that are named; --json names all."""
 
 
-def command(
+def evaluate_command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     dataset: Annotated[str | None, typer.Option(help="The run's dataset, if its folder has moved.")] = None,
     ood: Annotated[
         list[str] | None, typer.Option(help="Outliers: a folder of images, svhn, places, cifar10, ...; repeatable.")
     ] = None,
     mahalanobis: Annotated[bool, typer.Option(help="Score outliers by Mahalanobis distance too.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Folder of the histograms of --ood; by default the run's.")] = None,
     data: Data = None,
     download: Download = False,
     device: Device = "auto",
@@ -68,11 +60,10 @@ def command(
         protocol = OODProtocol(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
         progress = (lambda message: None) if as_json else (lambda message: typer.echo(f"maxsep: {message}", err=True))
         record = detect(run, protocol, dataset=dataset, data_root=data, device=device, progress=progress)
-        files = _draw(record, out or run, method_label(Method.of(result.spec)))
         if as_json:
-            metrics |= {"detection": record, "histograms": [str(path) for path in files]}
+            metrics |= {"detection": record}
         else:
-            _show_detection(record, files)
+            _show_detection(record)
         _report_unreadable(record["sets"])
     if as_json:
         typer.echo(json.dumps(metrics))
@@ -119,23 +110,8 @@ def _show(metrics: dict[str, Any], run: Run) -> None:
     show_table(["class", "accuracy", "training images"], zip(names, cells, map(str, counts), strict=True))
 
 
-def _draw(record: dict[str, Any], folder: Path, label: str) -> list[Path]:
-    """Write a histogram of the negative energy for each set of outliers."""
-    files: list[Path] = []
-    folder.mkdir(parents=True, exist_ok=True)
+def _show_detection(record: dict[str, Any]) -> None:
     for name, measured in record["sets"].items():
-        last = name.removeprefix("folder:").rstrip("/").split("/")[-1]
-        stem = "energy-" + "".join(c if c.isalnum() or c in "+-_" else "-" for c in last)
-        if folder / f"{stem}.svg" in files:  # two folders with the same last name
-            stem = f"{stem}-{len(files) + 1}"
-        figure = energy_figure("energy", f"Outliers: {measured['origin']}", {label: measured["histograms"]["energy"]})
-        files.append(folder / f"{stem}.svg")
-        files[-1].write_text(figure.file, encoding="utf-8")
-    return files
-
-
-def _show_detection(record: dict[str, Any], files: list[Path]) -> None:
-    for (name, measured), path in zip(record["sets"].items(), files, strict=True):
         typer.echo(f"\noutliers: {measured['origin']} ({name}, {measured['count']} images)")
         rows = []
         for score, label in _SCORES.items():
@@ -143,7 +119,6 @@ def _show_detection(record: dict[str, Any], files: list[Path]) -> None:
                 full = measured["scores"][score]["full"]
                 rows.append([label, *(f"{full[metric]:.2%}" for metric in ("auroc", "aupr", "fpr95"))])
         show_table(["score", "AUROC", "AUPR", "FPR95"], rows)
-        typer.echo(f"histogram of the negative energy: {path}")
     typer.echo("In-distribution images are positive. AUPR depends on the number of outliers; here all of them count.")
 
 

@@ -9,15 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.options import Device, Json
+from maxsep.cli.app import Device, Json
 from maxsep.lab.export import export
 from maxsep.lab.predict import Classifier, Prediction, Unreadable, classify, find_images, open_model
 
-EPILOG = "Example: maxsep predict runs/digits-mlp-maxsep-s0-3f2a90c1bd photos more/*.png --top 3"
-EXPORT_EPILOG = "Example: maxsep export runs/digits-mlp-maxsep-s0-3f2a90c1bd --out model --format onnx"
 
-
-def command(
+def predict_command(
     model: Annotated[Path, typer.Argument(help="A run folder, or a folder that maxsep export wrote.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or patterns.")],
     score: Annotated[

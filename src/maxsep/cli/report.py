@@ -1,4 +1,4 @@
-"""`maxsep report RUNS`: finished runs as one page, with the paper's numbers and the controls beside them."""
+"""`maxsep report RUNS`: finished runs as one page."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-EPILOG = "Example: maxsep report runs --out report"
+from maxsep.lab.report import write_report
 
 
-def command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
     out: Annotated[Path, typer.Option(help="Folder to write report.html, report.md and report.json to.")] = Path(
         "report"
     ),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
-    """Write the report of finished runs: HTML that needs nothing else, Markdown and JSON."""
-    from maxsep.lab.report import write_report
-
-    page = write_report(runs, out, **({} if title is None else {"title": title}))
-    typer.echo(str(page))
+    """Write the report of finished runs: one HTML page that needs nothing else, Markdown and JSON."""
+    typer.echo(str(write_report(runs, out, **({} if title is None else {"title": title}))))

@@ -1,99 +1,122 @@
-"""`maxsep reproduce NAME`: one table or figure of the paper, run by run, within a time budget."""
+"""`maxsep reproduce NAME`: train the runs of a table or figure and write the report; `maxsep demo`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
-from maxsep.cli.options import precision as default_precision
-from maxsep.cli.show import events, plan_table
-
-if TYPE_CHECKING:
-    from maxsep.lab.grid import Summary
-
-EPILOG = (
-    "Example: maxsep reproduce table1 --data data --only imbalance=0.01,dataset=cifar10 --seeds 3 --budget 25m. "
-    "Names: table1, errorbars, fixed, frequency, fisher, prototypes, longtail, beyond_search, beyond, imagenet, ood, "
-    "openset, features2d, demo."
-)
+from maxsep.cli.app import Budget, Data, Device, Download, DryRun, Jobs, Json, Runs, show_table
+from maxsep.lab import grid, recipes
+from maxsep.lab.data import with_order
+from maxsep.lab.engine.train import check_precision
+from maxsep.lab.environment import default_precision
+from maxsep.lab.grid import Event, PlannedRun, Summary, format_seconds, parse_budget
+from maxsep.lab.report import write_report
+from maxsep.lab.spec import Execution
 
 
-def command(
-    name: Annotated[
-        str, typer.Argument(help="Which table or figure: table1, longtail, beyond, ood, ...; all are named below.")
-    ],
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(recipes.names())}.")],
+    only: Annotated[
+        str | None, typer.Option(help="Select runs by field=value or a part of the name, joined by commas.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; by default the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs than the paper's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="32-true, bf16-mixed, ...; by default bf16-mixed on a GPU.")
+    ] = None,
+    budget: Budget = None,
+    jobs: Jobs = 1,
+    dry_run: DryRun = False,
     data: Data = None,
     download: Download = False,
     runs: Runs = Path("runs"),
-    only: Annotated[
-        str | None, typer.Option(help="Keep some runs: field=value, or a part of the name; commas join.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; by default the recipe's own.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs than the paper's.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Stop cleanly in time, such as 25m; the same command goes on.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="32-true, bf16-mixed, 16-mixed (GPU), ...; by default bf16-mixed on a GPU."),
-    ] = None,
-    max_train: Annotated[int | None, typer.Option(min=1, help="At most so many training images: a smoke run.")] = None,
-    max_test: Annotated[int | None, typer.Option(min=1, help="At most so many test images.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with an estimate of their time.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the report; by default RUNS/report.")] = None,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the runs: small networks fill no GPU.")] = 1,
     device: Device = "auto",
-    fast: Fast = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure: train what is missing, then write the report."""
-    from maxsep.lab import grid, recipes
-    from maxsep.lab.data import with_order
-    from maxsep.lab.engine.train import check_precision
-    from maxsep.lab.estimate import parse_budget
-    from maxsep.lab.report import write_report
-
+    """Train the missing runs of a table or figure, then write the report."""
     recipe = recipes.get(name)
+    limit = None if budget is None else parse_budget(budget)
     numbers = precision or default_precision(device)
     check_precision(numbers)
-    limit = None if budget is None else parse_budget(budget)
-    specs = with_order(recipe.specs(seeds, epochs, only, numbers, max_train, max_test), data, download=download)
-    how = execution(device, fast, {spec.network for spec in specs})
+    specs = with_order(recipe.specs(seeds, epochs, only, numbers), data, download=download)
+    execution = Execution(device=device)
     if dry_run:
-        plan_table(grid.plan(specs, runs=runs, execution=how), as_json)
+        show_plan(grid.plan(specs, runs=runs, execution=execution), as_json)
         return
     grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
-    show: dict[str, Any] = {} if as_json else {"on_event": events()}
     summary = grid.reproduce(
-        recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, max_train=max_train, max_test=max_test,
-        runs=runs, budget=limit, data_root=data, download=download, execution=how, jobs=jobs,
-        progress=not as_json, **show,
+        recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, runs=runs, budget=limit, jobs=jobs,
+        data_root=data, download=download, execution=execution, progress=not as_json and jobs == 1,
+        on_event=None if as_json else show_event,
     )  # fmt: skip
-    page = write_report(runs, out or runs / "report") if report and (summary.finished or summary.skipped) else None
-    _tell(summary, page, as_json)
+    page = write_report(runs, out or runs / "report") if summary.finished or summary.skipped else None
+    _show(summary, page, as_json)
     raise typer.Exit(summary.status)
 
 
-def _tell(summary: Summary, page: Path | None, as_json: bool) -> None:
-    """Say what became of the runs, and where the report lies."""
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; intervals need two or more.")] = 3,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs.")] = None,
+) -> None:
+    """Train on long-tailed digits with and without the matrix, a minute on a CPU, and write a report."""
+    summary = grid.reproduce(recipes.get("demo"), seeds=seeds, epochs=epochs, runs=out / "runs", on_event=show_event)
+    title = "Maximum class separation: a demonstration on long-tailed digits"
+    _show(summary, write_report(out / "runs", out, title=title) if summary.finished or summary.skipped else None, False)
+    raise typer.Exit(summary.status)
+
+
+def show_event(event: Event) -> None:
+    """Print a line for each run that starts, ends or is left out."""
+    run, seconds = f"[{event.index}/{event.total}]", format_seconds(event.seconds)
+    lines = {
+        "start": f"{run} {event.spec.title}  (about {seconds})",
+        "finished": f"{run} done in {seconds}",
+        "failed": f"{run} FAILED: {event.message}",
+        "postponed": f"{run} left for next time (about {seconds}): {event.spec.title}",
+        "elsewhere": f"{run} another process trains it: {event.spec.title}",
+    }
+    if event.kind in lines:
+        typer.echo(lines[event.kind])
+
+
+def show_plan(planned: Sequence[PlannedRun], as_json: bool) -> None:
+    """Print runs with their state and estimated time, and the sum."""
     if as_json:
-        told: dict[str, Any] = {
-            "finished": [spec.name for spec in summary.finished],
-            "skipped": [spec.name for spec in summary.skipped],
-            "failed": [spec.name for spec, _ in summary.failed],
-            "postponed": [spec.name for spec in summary.postponed],
-            "elsewhere": [spec.name for spec in summary.elsewhere],
-            "notes": summary.notes,
+        rows = [
+            {"name": run.spec.name, "state": run.state, "seconds": run.estimate.seconds, "basis": run.estimate.basis}
+            for run in planned
+        ]
+        typer.echo(json.dumps(rows))
+        return
+    show_table(["run", "state", "time"], [_plan_row(run) for run in planned])
+    missing = [run for run in planned if run.state != "finished"]
+    basis = "; ".join(sorted({run.estimate.basis for run in missing})) or "none left"
+    total = format_seconds(sum(run.estimate.seconds for run in missing))
+    typer.echo(f"{len(missing)} of {len(planned)} runs to train, about {total} in total ({basis})")
+
+
+def _plan_row(run: PlannedRun) -> list[str]:
+    return [run.spec.title, run.state, "" if run.state == "finished" else format_seconds(run.estimate.seconds)]
+
+
+def _show(summary: Summary, page: Path | None, as_json: bool) -> None:
+    if as_json:
+        answer: dict[str, Any] = {
+            name: [spec.name for spec in getattr(summary, name)]
+            for name in ("finished", "skipped", "postponed", "elsewhere")
         }
-        typer.echo(json.dumps(told | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
+        answer |= {"failed": [spec.name for spec, _ in summary.failed], "notes": summary.notes}
+        typer.echo(json.dumps(answer | {"seconds": summary.seconds, "report": None if page is None else str(page)}))
         return
     typer.echo(str(summary))
     for spec, message in summary.failed:
-        typer.echo(f"failed: {spec.title}: {message}", err=True)
+        typer.echo(f"maxsep: {spec.title} failed: {message}", err=True)
     if page is not None:
         typer.echo(f"report: {page}")

@@ -2,242 +2,226 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from maxsep import heads
-from maxsep.cli.jobs import was_typed
-from maxsep.cli.options import Data, Device, Download, Fast, Json, Runs, execution
-from maxsep.cli.options import precision as default_precision
-from maxsep.cli.run_spec import beside, check_unchanged, count_images, first_stage, second_stage
-from maxsep.lab.spec import BACKBONES, RATES, SAMPLERS, RunSpec
+from maxsep.cli import app
+from maxsep.lab.data import Dataset, fingerprints_differ, list_once, with_order
+from maxsep.lab.engine import loss_names, train
+from maxsep.lab.engine.losses import loss_defaults
+from maxsep.lab.engine.train import dry_run
+from maxsep.lab.environment import default_precision
+from maxsep.lab.grid import num_train
+from maxsep.lab.recipes.compare import usual_batch
+from maxsep.lab.run import Run
+from maxsep.lab.spec import RATES, Execution, RunSpec, options
 
-if TYPE_CHECKING:
-    from maxsep.lab.run import Run
-
-EPILOG = (
-    "Examples: maxsep train --dataset digits --imbalance 0.02 --head maxsep --radius 1; "
-    "maxsep train --dataset folder:photos --head cosine --loss ldam --loss-option reweight_from=16; "
-    "maxsep train --from runs/NAME --epochs 10 --sampler class_balanced --backbone frozen_shifted_norm."
-)
 _DEFAULT = RunSpec()
-
-Dataset = Annotated[
+DatasetName = Annotated[
     str, typer.Option(help="digits, cifar10, cifar100, svhn, imagenet, imagenet_lt, or folder:PATH?size=64.")
 ]
 Network = Annotated[
     str | None,
     typer.Option(
-        help="mlp, convnet, resnet34, resnet32, resnet50, resnet152, wrn40_2, vgg32, torchvision/NAME, timm/NAME; by "
-        f"default {_DEFAULT.network}, for a folder resnet32 and for ImageNet resnet50, as in maxsep compare."
-    ),
-]
-Loss = Annotated[
-    str,
-    typer.Option(
-        help="cross_entropy, balanced_softmax, logit_adjusted, ldam (for heads with cosine logits), "
-        "label_aware_smoothing or squared_cosine (for the head hpn)."
-    ),
-]
-LossOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="An option of the loss, such as reweight_from=16 of ldam, tau=1.5 of logit_adjusted, label_smoothing=0.1 "
-        "of cross_entropy; with commas or repeated. An unknown name is answered with all that the loss has.",
-    ),
-]
-HeadOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="An option of the head, such as rotation=0 of etf; with commas or repeated. An unknown name is answered "
-        "with all that the head has.",
+        help="mlp, convnet, resnet32, resnet34, resnet50, resnet152, wrn40_2, vgg32, vit, torchvision/NAME or "
+        "timm/NAME; by default mlp, for a folder resnet32, for ImageNet resnet50."
     ),
 ]
 Augmentation = Annotated[
-    str | None,
+    str | None, typer.Option(help="crop_flip, crop_flip_auto_cutout, ...; by default none, for a folder crop_flip.")
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="By default 512; for a folder and digits 16 to 128.")]
+Settings = Annotated[
+    list[str] | None,
     typer.Option(
-        help="none, crop_flip, crop_flip_rotate, crop_flip_auto_cutout, ...; by default "
-        f"{_DEFAULT.augmentation}, for a folder crop_flip, as in maxsep compare."
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other field of the spec, such as weight_decay=1e-3, mixup=1, calibration=0.1 (images held out for "
+        "the threshold of predict), or an option, such as loss.tau=2, head.rotation=1, schedule.warmup=5; repeatable.",
     ),
 ]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help=f"By default {_DEFAULT.batch_size}; 16 to 128 for a folder and the digits, by their number."
-    ),
-]
-Rate = Annotated[float | None, typer.Option(help=f"By default {RATES['sgd']:g} for sgd, {RATES['adamw']:g} for adamw.")]
-Precision = Annotated[
-    str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed (GPU), ...; by default bf16-mixed on a GPU.")
-]
-Calibration = Annotated[
-    float, typer.Option(help="Part of the training data that sets the threshold of maxsep predict.")
-]
-Start = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        metavar="RUN",
-        help="Folder of a finished run whose weights this one starts from: a second stage. What is not given is as it "
-        "was there.",
-    ),
-]
-Backbone = Annotated[
-    str, typer.Option(help=f"{', '.join(BACKBONES)} (its batch normalisation follows the batches): of a second stage.")
-]
-Scaling = Annotated[bool, typer.Option(help="Train a factor for every logit, started at 1.")]
-HeadRate = Annotated[float, typer.Option(help="The head's learning rate over that of everything else.")]
 
 
-def command(
+def train_command(
     context: typer.Context,
-    dataset: Dataset = _DEFAULT.dataset,
-    imbalance: Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")] = 1.0,
+    dataset: DatasetName = _DEFAULT.dataset,
+    imbalance: app.Imbalance = 1.0,
     network: Network = None,
     head: Annotated[str, typer.Option(help=f"{', '.join(heads.names())}.")] = _DEFAULT.head,
-    radius: Annotated[float, typer.Option(help="Scale of the logits; 1 or 0.1 in the paper.")] = 1.0,
-    head_option: HeadOption = None,
-    loss: Loss = _DEFAULT.loss,
-    loss_option: LossOption = None,
+    radius: Annotated[float, typer.Option(help="Factor on the logits; 1 or 0.1 in the paper.")] = 1.0,
+    loss: Annotated[str, typer.Option(help=f"{', '.join(loss_names())}.")] = _DEFAULT.loss,
     augmentation: Augmentation = None,
-    epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
+    epochs: app.Epochs = _DEFAULT.epochs,
     batch_size: BatchSize = None,
-    optimiser: Annotated[str, typer.Option(help="sgd or adamw.")] = _DEFAULT.optimiser,
-    learning_rate: Rate = None,
-    momentum: Annotated[float | None, typer.Option(help=f"Of sgd; by default {_DEFAULT.momentum:g}.")] = None,
-    nesterov: Annotated[bool | None, typer.Option("--nesterov/--no-nesterov", help="Of sgd.")] = None,
-    weight_decay: Annotated[float, typer.Option()] = _DEFAULT.weight_decay,
-    schedule: Annotated[str, typer.Option(help="cosine, step or constant.")] = _DEFAULT.schedule,
-    mixup: Annotated[float, typer.Option(help="Strength of mixup, 0 for none; 1 is usual.")] = _DEFAULT.mixup,
-    sampler: Annotated[str, typer.Option(help=f"{' or '.join(SAMPLERS)}: every class equally often.")] = SAMPLERS[0],
-    precision: Precision = None,
-    validation: Annotated[float, typer.Option(help="Part of the training data to hold out and evaluate on.")] = 0.0,
-    calibration: Calibration = 0.0,
-    seed: Annotated[int, typer.Option()] = 0,
-    start: Start = None,
-    backbone: Backbone = _DEFAULT.backbone,
-    logit_scaling: Scaling = False,
-    head_rate: HeadRate = _DEFAULT.head_rate,
-    data: Data = None,
-    download: Download = False,
-    runs: Runs = Path("runs"),
-    device: Device = "auto",
-    fast: Fast = None,
-    as_json: Json = False,
+    optimiser: app.Optimiser = _DEFAULT.optimiser,
+    learning_rate: app.LearningRate = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
+    settings: Settings = None,
+    data: app.Data = None,
+    download: app.Download = False,
+    runs: app.Runs = Path("runs"),
+    device: app.Device = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Number of processes; more than one trains with DDP.")] = 1,
+    as_json: app.Json = False,
 ) -> None:
-    """Train one network with one head; a finished run is not trained again, a broken one goes on."""
-    from maxsep.lab.data import list_once, with_order
-
-    # options have the names of the spec's fields
-    given = {name: value for name, value in context.params.items() if name in RunSpec.__dataclass_fields__}
-    typed = {name for name in context.params if was_typed(context, name)}
-    if loss_option:
-        given["loss_options"], typed = loss_option, typed | {"loss_options"}
-    if head_option:
-        given["head_options"], typed = head_option, typed | {"head_options"}
+    """Train one run. A finished run is not trained again; an interrupted one resumes."""
+    fields = {name: value for name, value in context.params.items() if name in OPTIONS}
+    execution = Execution(device=device, devices=devices)
     with list_once():
-        if start is None:
-            spec = first_stage(given | {"precision": precision or default_precision(device)}, data)
-            [spec] = with_order([spec], data, download=download)
+        spec = build_spec(fields | {"precision": default_precision(device)}, settings or (), data)
+        [spec] = with_order([spec], data, download=download)
+        run = Run(runs / spec.name)
+        was_finished = run.state == "finished"
+        if was_finished:
+            check_unchanged(run, data)
         else:
-            spec = second_stage({name: given[name] for name in typed & given.keys()}, start, data)
-            runs = beside(start, spec, runs if "runs" in typed else None)
-        there = _check_there(runs / spec.name, data)
-        _announce(spec, typed, data, as_json)
-        more = {"download": True} if download else {}
-        _train(spec, runs, there, as_json, data_root=data, execution=execution(device, fast, [spec.network]), **more)
+            dry_run(spec, execution, data, download=download)  # bad settings raise here, before anything is written
+            runs.mkdir(parents=True, exist_ok=True)
+        images = count_images(spec, data)
+        if not as_json:
+            count = "" if images is None else f" ({images:,} training images)"
+            batches = f"{spec.optimiser}, batch size {spec.batch_size}, epochs {spec.epochs}"
+            typer.echo(f"{spec.dataset}{count}: {spec.network}, augmentation {spec.augmentation}, {batches}")
+        if images is not None and batch_size is not None and batch_size >= images:
+            warnings.warn(f"--batch-size {batch_size} holds all {images:,} images: one step per epoch.", stacklevel=2)
+        try:
+            train(spec, data_root=data, runs=runs, execution=execution, progress=not as_json, download=download)
+        except BlockingIOError:  # another process trains this run
+            raise
+        except Exception as error:
+            if run.folder.is_dir():
+                run.record_failure(spec, error)
+            raise
+    _show(Run(run.folder), was_finished, as_json)
 
 
-def _announce(spec: RunSpec, typed: set[str], data: Path | None, as_json: bool) -> None:
-    """Say what begins, where options alone do not say it, and warn of a batch that leaves an epoch a single step."""
-    images = count_images(spec, data)
-    if not as_json and (told := _opening(spec, typed, images)):
-        typer.echo(told)
-    if images is not None and "batch_size" in typed and spec.batch_size >= images:
-        told = f"the batch holds all {images:,} training images: one step an epoch. A smaller --batch-size learns more."
-        warnings.warn(told, stacklevel=2)
+def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Path | None = None) -> RunSpec:
+    """Build a spec from option values (None: not given) and settings NAME=VALUE.
 
-
-def _opening(spec: RunSpec, typed: set[str], images: int | None) -> str:
-    """Name what was chosen for a folder, and what a second stage takes over; or nothing.
-
-    Args:
-        spec: The run.
-        typed: The options that were.
-        images: How many training images there are, if that is known.
+    A folder, the digits and ImageNet get the network, augmentation and batch size of `maxsep compare`.
     """
-    from maxsep.lab import data as lab_data
+    fields = {name: value for name, value in fields.items() if value is not None}
+    dataset = Dataset.find(fields.get("dataset", _DEFAULT.dataset), data)
+    is_small = dataset.is_own or dataset.source == "digits"
+    if is_small or dataset.is_imagenet:
+        defaults = {"network": dataset.default_network, "augmentation": dataset.default_augmentation}
+        fields = defaults | fields
+    rate = RATES.get(fields.get("optimiser", _DEFAULT.optimiser), RATES["sgd"])
+    spec = RunSpec(**{"learning_rate": rate} | fields | {"dataset": dataset.name})
+    spec = spec.replace(**parse_settings(settings, spec))
+    check_spec(spec, settings)
+    if "batch_size" not in fields and is_small:
+        return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
+    return spec
 
-    counted = "" if images is None else f"{images:,} training images, "
-    first = spec.start_from
-    if first is None:
-        has_pictures = lab_data.Dataset.parse(spec.dataset).has_pictures
-        chosen = _chosen(spec, typed) if images is not None and has_pictures else ""
-        return f"{spec.dataset}: {counted}{chosen}" if chosen else ""
-    sized = "" if "batch_size" in typed else " (--batch-size names another size)"
-    epochs = f"{spec.epochs} epoch{'' if spec.epochs == 1 else 's'} of {spec.optimiser} at {spec.learning_rate:g}"
-    return (
-        f"stage {spec.stage}, from the weights of {first.name}: {epochs}, {counted}batches of {spec.batch_size}{sized}"
-        "; what is not given is as it was there"
-    )
+
+OPTIONS = (
+    *("dataset", "imbalance", "network", "head", "radius", "loss", "augmentation", "epochs", "batch_size"),
+    *("optimiser", "learning_rate", "seed"),
+)
+"""Fields of a spec that have an option."""
+GROUPS = ("loss", "head", "network", "schedule")
+_OTHERS = (*OPTIONS, *(f"{group}_options" for group in GROUPS), "start_from", "backbone", "data_order")
+FIELDS = [name for name in RunSpec.__dataclass_fields__ if name not in _OTHERS]
+"""Fields of a spec that `--set` takes."""
 
 
-def _chosen(spec: RunSpec, typed: set[str]) -> str:
-    """Name what a folder was given because nobody did, and the options that change it; or nothing.
+def parse_settings(settings: Sequence[str], spec: RunSpec) -> dict[str, Any]:
+    """Parse NAME=VALUE: fields of the spec, and options of its loss, head, network and schedule.
 
-    >>> _chosen(RunSpec(batch_size=16, network="resnet32"), {"augmentation"})
-    'batches of 16, network resnet32 (--batch-size, --network choose others)'
+    >>> parse_settings(["mixup=1", "nesterov=true", "head.rotation=1"], RunSpec(head="etf"))
+    {'mixup': 1.0, 'nesterov': True, 'head_options': (('rotation', 1),)}
     """
-    told = {
-        "batch_size": f"batches of {spec.batch_size}",
-        "network": f"network {spec.network}",
-        "augmentation": f"augmentation {spec.augmentation}",
-    }
-    left = [name for name in told if name not in typed]
-    options = ", ".join(f"--{name.replace('_', '-')}" for name in left)
-    choose = "chooses another" if len(left) == 1 else "choose others"
-    return f"{', '.join(told[name] for name in left)} ({options} {choose})" if left else ""
+    fields: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = (part.strip() for part in setting.partition("="))
+        group, dot, option = name.partition(".")
+        if not (equals and text):
+            raise ValueError(f"--set takes NAME=VALUE, such as loss.tau=2, got {setting!r}.")
+        if dot and group in GROUPS:
+            known = _options_of(group, spec)
+            if known is not None and option not in known:
+                raise ValueError(f"--set {name}: {getattr(spec, group)!r} takes {', '.join(known) or 'no options'}.")
+            values = dict(fields.get(f"{group}_options", ()))
+            default = known[option] if known else None
+            values[option] = _parse(name, text, *(() if default is None else (type(default),)))
+            fields[f"{group}_options"] = options(**values)
+        elif name in OPTIONS:
+            raise ValueError(f"--set {name}: use --{name.replace('_', '-')}.")
+        elif name in FIELDS:
+            hint = get_type_hints(RunSpec)[name]
+            kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+            fields[name] = _parse(name, text, *(get_origin(kind) or kind for kind in kinds))
+        else:
+            raise ValueError(f"--set {name}: unknown. Known: {', '.join(FIELDS)}, and {'.X, '.join(GROUPS)}.X.")
+    return fields
 
 
-def _check_there(folder: Path, data: Path | None) -> bool:
-    """Whether a run is finished; raise if it is, and is one of other pictures than those that lie there now."""
-    from maxsep.lab.run import Run
-
-    if there := Run(folder).state == "finished":
-        check_unchanged(Run(folder), data, f"Train anew with another --runs, or remove {folder}.")
-    return there
+def _options_of(group: str, spec: RunSpec) -> dict[str, Any] | None:
+    """Return the options of the spec's loss or head with their defaults; None if they are not known here."""
+    if group == "loss" and spec.loss in loss_names():
+        return loss_defaults(spec.loss)
+    return heads.option_defaults(spec.head) if group == "head" and spec.head in heads.names() else None
 
 
-def _train(spec: RunSpec, runs: Path, there: bool, as_json: bool, **settings: Any) -> None:
-    """Train a run unless it is there, and tell what came of it."""
-    from maxsep.lab.engine import train
-    from maxsep.lab.run import Run
+def _parse(name: str, text: str, *kinds: Any) -> Any:
+    """Read a Python literal or a word, of one of some types if they are known."""
+    words = {"true": True, "false": False, "none": None}
+    try:
+        value = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if type(value) is int and int not in kinds:
+        value = float(value) if float in kinds else (value,) if tuple in kinds else value
+    if kinds and type(value) not in kinds:
+        raise ValueError(f"--set {name} must be {' or '.join(kind.__name__ for kind in kinds)}, got {text!r}.")
+    return value
 
-    folder = train(spec, runs=runs, progress=not as_json, **settings)
-    _tell(Run(folder), there, as_json)
+
+def check_spec(spec: RunSpec, settings: Sequence[str] = ()) -> None:
+    """Refuse settings that would have no effect: re-weighting after the last epoch, momentum of AdamW."""
+    start = dict(spec.loss_options).get("reweight_from", 0)
+    if start >= spec.epochs:
+        raise ValueError(f"loss.reweight_from must be below the {spec.epochs} epochs, got {start}.")
+    if spec.optimiser == "adamw" and (spec.nesterov or any(text.startswith("momentum") for text in settings)):
+        raise ValueError("adamw takes no momentum and no nesterov.")
 
 
-def _tell(run: Run, there: bool, as_json: bool) -> None:
-    """Print how good the run is, on what, and where it lies."""
+def check_unchanged(run: Run, data: Path | None) -> None:
+    """Raise if the pictures of a finished run have other names or sizes now."""
+    dataset = Dataset.parse(run.spec.dataset)
+    if fingerprints_differ(run.metrics.get("files"), dataset.fingerprint(data)):
+        raise ValueError(
+            f"the images of {dataset.name} have changed since {run.folder} was trained: remove it or use other --runs."
+        )
+
+
+def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
+    """Count a run's training images without reading one; None for a folder that cannot be listed."""
+    counts = Dataset.parse(spec.dataset).train_counts(data)
+    return None if counts is None else num_train(spec, counts)
+
+
+def _show(run: Run, was_finished: bool, as_json: bool) -> None:
     metrics, unknown = run.metrics, run.unknown
     if as_json:
         typer.echo(json.dumps({"run": str(run.folder), "metrics": metrics, "unknown": unknown}))
         return
-    if there:
+    if was_finished:
         typer.echo("this run was finished before; nothing was trained")
-    loss = run.spec.title.removeprefix(run.spec.name).strip(" ()")  # what is not cross-entropy is named
-    where = "held-out data" if run.spec.validation else "the test set"
+    test = "held-out data" if run.spec.validation else "the test set"
     _, height, width = run.preprocessing["shape"]
-    size = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
-    told = f"{loss + '; ' if loss else ''}mean over classes {metrics['balanced']:.2%}; {size}"
-    typer.echo(f"{metrics['top1']:.2%} on {where} ({told}): {run.folder}")  # a path ends the line, to be copied
+    images = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
+    typer.echo(f"top-1 {metrics['top1']:.2%}, mean over classes {metrics['balanced']:.2%} on {test} ({images})")
     if unknown is not None:
-        score = unknown["score"]
-        limit = f"{unknown['thresholds'][score]:.4f}, set on {unknown['images']} held-out images"
-        typer.echo(f"unknown: {score} below {limit}")
+        threshold = unknown["thresholds"][unknown["score"]]
+        typer.echo(f"unknown: {unknown['score']} below {threshold:.4f}, set on {unknown['images']} held-out images")
+    typer.echo(str(run.folder))
