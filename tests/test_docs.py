@@ -75,7 +75,7 @@ def test_architecture_names_files_and_functions_that_exist():
         assert (ROOT / "src" / "maxsep" / path).exists(), path
     source = "\n".join(path.read_text() for path in (ROOT / "src" / "maxsep").rglob("*.py"))
     for name in re.findall(
-        r"`(?:\w+\.)?(_?[a-zA-Z]\w+)`", text.partition("## Decisions")[0].partition("## One call")[2]
+        r"`(?:\w+\.)?(_?[a-zA-Z]\w+)`", text.partition("## Decisions")[0].partition("## Five paths")[2]
     ):
         assert re.search(rf"\b{name}\b", source), name
 
