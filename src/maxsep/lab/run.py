@@ -34,9 +34,6 @@ class Run:
 
     A finished run holds `spec.json`, `metrics.jsonl`, `weights.safetensors` and `result.json`, which is written last;
     records are often kept without their weights. `detection.json` and `features.json` are there for some runs.
-
-    >>> Run("runs/NAME").state
-    'new'
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -71,17 +68,23 @@ class Run:
             raise FileNotFoundError(self._missing("finished run", "result.json"))
         if (schema := result.get("schema", SCHEMA)) != SCHEMA:
             raise RunError(f"{self.folder / 'result.json'} has schema {schema!r}, not {SCHEMA}.")
-        if missing := [key for key in ("spec", "metrics") if not isinstance(result.get(key), dict)]:
-            raise RunError(f"{self.folder / 'result.json'} has no {' and no '.join(missing)}.")
         return result
+
+    def _section(self, key: str) -> dict[str, Any]:
+        if not isinstance(section := self.result.get(key), dict):
+            raise RunError(f"{self.folder / 'result.json'} has no {key}.")
+        return section
 
     @cached_property
     def spec(self) -> RunSpec:
         """What was trained, or is being trained."""
         name = "result.json" if self.state == "finished" else "spec.json"
-        content = self.result["spec"] if self.state == "finished" else self.read(name)
+        content = self._section("spec") if self.state == "finished" else self.read(name)
         if content is None:
             raise FileNotFoundError(self._missing("run", "spec.json"))
+        return self._parse_spec(content, name)
+
+    def _parse_spec(self, content: dict[str, Any], name: str) -> RunSpec:
         try:
             return RunSpec.from_dict(content)
         except (ValueError, TypeError) as error:
@@ -90,14 +93,12 @@ class Run:
     @property
     def metrics(self) -> dict[str, Any]:
         """The numbers of the last epoch; accuracies are fractions."""
-        return dict(self.result["metrics"])
+        return self._section("metrics")
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """`shape`, `mean` and `std` of the images and the `classes`, in the order of the logits."""
-        if not isinstance(found := self.result.get("preprocessing"), dict):
-            raise RunError(f"{self.folder / 'result.json'} has no preprocessing.")
-        return found
+        return self._section("preprocessing")
 
     @property
     def unknown(self) -> dict[str, Any] | None:
@@ -176,11 +177,8 @@ class Run:
             raise RunError(f"{self.folder} is a file, not a run folder.")
         if (content := self.read("spec.json")) is None:
             return
-        try:
-            # compared as specs: a field that was added since the run was made has its default
-            found, expected = RunSpec.from_dict(content).to_dict(), spec.to_dict()
-        except (ValueError, TypeError) as error:
-            raise RunError(f"{self.folder / 'spec.json'}: {error}") from error
+        # compared as specs: a field that was added since the run was made has its default
+        found, expected = self._parse_spec(content, "spec.json").to_dict(), spec.to_dict()
         if differing := sorted(key for key in expected if found[key] != expected[key]):
             raise RunError(f"{self.folder} holds another run: its spec.json differs in {', '.join(differing)}.")
 

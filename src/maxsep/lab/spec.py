@@ -125,12 +125,12 @@ class RunSpec:
         """Return for every field with a rule whether it holds, and what is allowed."""
         orders = ("", "official") if self.dataset in ORDERED else ("",)
         columns, backbones = self.class_order, BACKBONES if self.start_from else BACKBONES[:1]
-        is_order = columns in CLASS_ORDERS if isinstance(columns, str) else _is_permutation(columns or ())
+        known = columns in CLASS_ORDERS or (type(columns) is tuple and sorted(columns) == [*range(len(columns))])
         rules = {
             "imbalance": (0 < self.imbalance <= 1, "a number in (0, 1]; 1 is balanced"),
             "data_order": (self.data_order in orders, f"one of {orders} for {self.dataset}"),
             "class_order": (
-                columns is None or (is_order and self.head == "maxsep"),
+                columns is None or (known and self.head == "maxsep"),
                 f"None, or for the head maxsep a permutation or one of {', '.join(CLASS_ORDERS)}",
             ),
             "stop_after": (self.stop_after is None or 1 <= self.stop_after <= self.epochs, "None or from 1 to epochs"),
@@ -186,10 +186,7 @@ class RunSpec:
 
     @property
     def digest(self) -> str:
-        """Ten hexadecimal digits that change with any field that differs from its default.
-
-        Fields at their default are left out, so a field added later does not rename finished runs.
-        """
+        """Ten hexadecimal digits of the fields that are not at their default: a new field renames no finished run."""
         return hashlib.sha256(json.dumps(self.changed_fields(), sort_keys=True).encode()).hexdigest()[:10]
 
     def changed_fields(self) -> dict[str, Any]:
@@ -200,11 +197,7 @@ class RunSpec:
 
     @property
     def softmax_scale(self) -> float:
-        """The factor of logits in probabilities: p = softmax(softmax_scale * logits).
-
-        The loss `ldam` trains scale * cosines, and the logits are the bare cosines; all others take the logits as they
-        are. It is no field, because it follows from the loss and its options.
-        """
+        """The factor of logits in probabilities, softmax(softmax_scale * logits): ldam trains scale * cosines."""
         return float(dict(self.loss_options).get("scale", LDAM_SCALE)) if self.loss == "ldam" else 1.0
 
     def columns(self, class_counts: Sequence[int]) -> tuple[int, ...] | None:
@@ -284,10 +277,6 @@ class Execution:
 def options(**values: Any) -> Options:
     """Freeze keyword options for a spec, as sorted pairs."""
     return tuple(sorted((key, _freeze(value)) for key, value in values.items()))
-
-
-def _is_permutation(values: Sequence[int]) -> bool:
-    return sorted(values) == list(range(len(values)))
 
 
 def _freeze(value: Any) -> Any:

@@ -142,10 +142,9 @@ def with_rejected(unknown: Mapping[str, Any] | None, logits: Tensor | None) -> d
     """
     if unknown is None or logits is None:
         return None if unknown is None else {**unknown, "rejected": None}
-    scale, rejected = float(unknown.get("softmax_scale", 1.0)), {}
-    for name, threshold in unknown["thresholds"].items():
-        rejected[name] = 1 - int((scores_of(name, logits, scale) >= threshold).sum()) / len(logits)
-    return {**unknown, "rejected": rejected}
+    scale = float(unknown.get("softmax_scale", 1.0))
+    passed = {name: scores_of(name, logits, scale) >= limit for name, limit in unknown["thresholds"].items()}
+    return {**unknown, "rejected": {name: 1 - int(is_known.sum()) / len(logits) for name, is_known in passed.items()}}
 
 
 @dataclass

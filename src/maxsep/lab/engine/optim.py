@@ -93,14 +93,15 @@ def milestones(
     return base * (factors[passed - 1] if passed else 1.0)
 
 
-def ldam(moment: Moment, base: float) -> float:
+def ldam(moment: Moment, base: float, *, factors: tuple[float, ...] = (0.01, 0.0001)) -> float:
     """Follow LDAM's schedule: 1 % from epoch 160 of 200 and 0.01 % from epoch 180, after 5 epochs of warm-up."""
-    return milestones(moment, base, at=_last_fifth(moment), factors=(0.01, 0.0001))
+    last_fifth = round(0.8 * moment.epochs), round(0.9 * moment.epochs)  # epochs 160 and 180 in a run of any length
+    return milestones(moment, base, at=last_fifth, factors=factors)
 
 
 def mislas(moment: Moment, base: float) -> float:
     """Follow MiSLAS's first stage: 10 % from epoch 160 of 200 and 1 % from epoch 180, after 5 epochs of warm-up."""
-    return milestones(moment, base, at=_last_fifth(moment), factors=(0.1, 0.01))
+    return ldam(moment, base, factors=(0.1, 0.01))
 
 
 def cosine_steps(moment: Moment, base: float, *, final: float = 1e-6) -> float:
@@ -157,8 +158,3 @@ def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> f
     except TypeError as error:
         raise ValueError(f"schedule {spec.schedule!r} does not take the options {options!r}: {error}") from error
     return rate * ((epoch + 1) / warmup) if epoch < warmup else rate
-
-
-def _last_fifth(moment: Moment) -> tuple[int, int]:
-    """Map epochs 160 and 180 of 200 to a run of any length."""
-    return round(0.8 * moment.epochs), round(0.9 * moment.epochs)
