@@ -16,12 +16,15 @@ NAMES = {
     "fixed": (150, "c7100009"),
     "prototypes": (72, "46d792a5"),
     "longtail": (216, "3b60e1fc"),
-    "beyond_search": (14, "46e7e963"),
-    "beyond": (228, "d2919a7b"),
     "imagenet": (48, "8a472795"),
     "ood": (24, "41ed8d4a"),
     "openset": (60, "e7ddc5c7"),
     "features2d": (2, "e142962c"),
+    "beyond_search": (14, "46e7e963"),
+    "beyond": (228, "d2919a7b"),
+    "baseline": (39, "e3e83643"),
+    "arithmetic": (3, "d56177c5"),
+    "adam": (48, "261efe97"),
     "demo": (15, "71387a7d"),
 }
 

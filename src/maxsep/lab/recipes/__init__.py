@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from maxsep.lab.recipes.adam import ADAM
+from maxsep.lab.recipes.baseline import ARITHMETIC, BASELINE
 from maxsep.lab.recipes.cifar import FIXED, PROTOTYPES, TABLE1
 from maxsep.lab.recipes.compare import DEMO
 from maxsep.lab.recipes.imagenet import IMAGENET
@@ -11,8 +13,8 @@ from maxsep.lab.recipes.recipe import After, Block, Method, Recipe, Selection, c
 
 __all__ = ["After", "Block", "Method", "Recipe", "Selection", "canonical", "get", "names"]
 
-_ALL = (TABLE1, FIXED, PROTOTYPES, LONG_TAIL, BEYOND_SEARCH, BEYOND, IMAGENET, OOD, OPEN_SET, FEATURES2D, DEMO)
-_RECIPES = {recipe.name: recipe for recipe in _ALL}
+_PAPER = (TABLE1, FIXED, PROTOTYPES, LONG_TAIL, IMAGENET, OOD, OPEN_SET, FEATURES2D)
+_RECIPES = {recipe.name: recipe for recipe in (*_PAPER, BEYOND_SEARCH, BEYOND, BASELINE, ARITHMETIC, ADAM, DEMO)}
 _ALIASES = {"errorbars": "table1", "frequency": "table1", "fisher": "table1"}
 """Tables and figures of the paper that show the runs of another recipe."""
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Options, RunSpec
 
+_METHOD_FIELDS = ("head", "radius", "head_options", "loss", "loss_options")
 _FIELDS = tuple(field.name for field in dataclasses.fields(RunSpec))
 
 
@@ -30,16 +31,17 @@ class Method:
     loss_options: Options = ()
     changes: Options = ()
 
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _METHOD_FIELDS} | dict(self.changes)
+
     def on(self, setting: RunSpec) -> RunSpec:
         """Return the run of this method in a setting."""
-        return setting.replace(
-            head=self.head,
-            radius=self.radius,
-            head_options=self.head_options,
-            loss=self.loss,
-            loss_options=self.loss_options,
-            **dict(self.changes),
-        )
+        return setting.replace(**self._fields)
+
+    def matches(self, spec: RunSpec) -> bool:
+        """Whether a run has this method."""
+        return all(getattr(spec, name) == value for name, value in self._fields.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +219,8 @@ def _with_epochs(spec: RunSpec, epochs: int) -> RunSpec:
         schedule["every"] = max(1, round(schedule["every"] * share))
     if "reweight_from" in loss:
         loss["reweight_from"] = round(loss["reweight_from"] * share)
+    if spec.stop_after is not None:
+        changes["stop_after"] = max(1, round(spec.stop_after * share))
     if spec.features_at:
         changes["features_at"] = tuple(dict.fromkeys(max(1, round(epoch * share)) for epoch in spec.features_at))
     changes |= {"schedule_options": tuple(schedule.items()), "loss_options": tuple(loss.items())}

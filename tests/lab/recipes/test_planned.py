@@ -1,0 +1,101 @@
+"""The measurements of docs/plan.md whose last runs follow from the results of the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from maxsep.lab import grid, recipes
+from maxsep.lab.recipes import adam, baseline
+from maxsep.lab.run import Run
+from maxsep.lab.spec import Execution
+
+RUNS = Path(__file__).parents[3] / "results" / "runs"
+CPU = Execution(device="cpu")
+
+
+def finish(runs, spec, **metrics):
+    folder = Path(runs) / spec.name
+    folder.mkdir(parents=True)
+    result = {"spec": spec.to_dict(), "metrics": metrics, "seconds": 1.0, "hardware": {"device": "cpu"}}
+    (folder / "result.json").write_text(json.dumps(result))
+    return Run(folder)
+
+
+def test_the_arms_of_the_baseline_and_their_recorded_runs():
+    specs = recipes.get("baseline").specs(precision="bf16-mixed")
+    steep = [spec for spec in specs if spec.imbalance == 0.01]
+    assert (len(steep), len(specs)) == (3 * 11, 3 * 13)
+    assert {spec.subset_seed for spec in steep} == {0}
+    assert {(spec.seed, spec.subset_seed) for spec in specs if spec.imbalance == 0.1} == {(123, 0), (124, 1), (125, 2)}
+    plain = baseline.PLAIN.on(steep[0])
+    recorded = [spec for spec in steep if spec.replace(seed=123) in (plain, plain.replace(head="maxsep", radius=0.1))]
+    assert len(recorded) == 6
+    assert all(Run(RUNS / spec.name).state == "finished" for spec in recorded)
+    assert {spec.name for spec in steep if spec.head == "control"} <= {
+        spec.name for spec in recipes.get("table1").specs(precision="bf16-mixed")
+    }
+    changed = [baseline.CHANGES[name].on(plain) for name in ("head's rate", "head's decay", "head's start")]
+    assert [changed[0].head_rate, changed[1].head_decay, changed[2].head_start] == pytest.approx(
+        [1 / 90, 90, 0.1054], 1e-3
+    )
+    (arithmetic, *_) = recipes.get("arithmetic").specs(1, precision="bf16-mixed")
+    assert (arithmetic.precision, arithmetic.stop_after, arithmetic.epochs) == ("32-true", 40, 200)
+
+
+def test_the_change_with_the_highest_mean_is_confirmed_once_all_are_finished(tmp_path):
+    specs = [spec for spec in recipes.get("baseline").specs() if spec.imbalance == 0.01]
+    runs = [
+        finish(tmp_path, spec, top1=0.7 + 0.1 * (spec.clip_norm > 0) + 0.2 * (spec.head != "plain")) for spec in specs
+    ]
+    assert baseline.confirm(runs[:-11], (123, 124, 125)) == []
+    confirmed = baseline.confirm(runs, (123, 124, 125))
+    assert [(s.imbalance, s.clip_norm, s.head, s.subset_seed) for s in confirmed] == [
+        (0.1, 1.0, "plain", number) for number in range(3)
+    ]
+    assert len({spec.replace(seed=0, subset_seed=0) for spec in confirmed}) == 1
+
+
+def test_the_cells_of_adam():
+    specs = recipes.get("adam").specs()
+    assert len(specs) == 4 * 3 * 4
+    facts = {(s.dataset, s.network, s.epochs, s.optimiser, s.weight_decay, s.radius, s.augmentation) for s in specs}
+    assert facts == {("cifar10", n, e, "adamw", 0.05, 1.0, "crop_flip") for n, e in (("convnet", 90), ("vit", 100))}
+    assert {(s.seed, s.validation, s.imbalance) for s in specs} == {(123, 0.2, 0.01), (123, 0.2, 0.1)}
+    assert {dict(s.schedule_options).get("warmup") for s in specs if s.network == "vit"} == {5}
+    methods = [("control", None), ("maxsep", "frequency"), ("maxsep", "reversed_frequency"), ("maxsep_rotated", None)]
+    assert [(s.head, s.class_order) for s in specs[:4]] == methods
+
+
+def test_every_method_takes_its_best_rate_on_held_out_data(tmp_path):
+    specs = recipes.get("adam").specs(only="network=vit,imbalance=0.1")
+    best = {"control": 1e-3, "maxsep": 3e-3, "maxsep_rotated": 3e-4}
+    runs = [finish(tmp_path, spec, balanced=-abs(spec.learning_rate - best[spec.head])) for spec in specs]
+    following = adam.train_chosen(runs, (123, 124))
+    assert {(s.head, s.learning_rate) for s in following} == set(best.items())
+    assert {(s.seed, s.subset_seed, s.validation) for s in following} == {(123, 0, 0.0), (124, 1, 0.0)}
+    assert [s.head for s in following if s.loss == "logit_adjusted"] == ["control", "maxsep"] * 2
+    assert {s.class_order for s in following if s.loss == "logit_adjusted"} == {None, "frequency"}
+    assert len(following) == 2 * (4 + 2)
+    assert len(adam.choose_rates(runs[:-1])) == 3, "no rate is chosen before all were tried"
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "first", "following"),
+    [
+        ("baseline", "imbalance=0.1", 2, 0),
+        pytest.param("baseline", None, 13, 1, marks=pytest.mark.slow),
+        ("adam", "network=vit,imbalance=0.1", 12, 6),
+        ("adam", "network=convnet,imbalance=0.01,learning_rate=0.001", 4, 0),
+        ("arithmetic", None, 1, 0),
+    ],
+)
+def test_they_run_on_a_cpu(tmp_path, tiny_cifar, name, only, first, following):
+    root, limits = tiny_cifar(tmp_path, images=200), {"seeds": 1, "epochs": 1, "max_train": 40, "max_test": 10}
+    recipe = recipes.get(name)
+    summary = grid.reproduce(recipe, only=only, runs=tmp_path / "runs", data_root=root, execution=CPU, **limits)
+    assert summary.failed == []
+    assert first <= len(summary.finished) <= first + following  # the warm-up may be confirmed, which is there already
+    if name == "adam":
+        rates = adam.choose_rates([Run(tmp_path / "runs" / spec.name) for spec in summary.finished])
+        assert (len(rates), len(summary.finished)) == (4 if following else 0, first + following)
