@@ -11,15 +11,19 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from maxsep.files import write_folder
-from maxsep.lab.data import DataError
-from maxsep.lab.data.official import read_digits, read_official
+from maxsep.lab.data import DataError, Dataset
+from maxsep.lab.data.official import read_digits
+
+
+def read(name, root):
+    return Dataset.parse(name).read(root)
 
 
 @pytest.mark.parametrize("writer", ["python2", "python3"])
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_cifar(tmp_path, write_cifar, cifar_batch, name, classes, writer):
     write_cifar(tmp_path, name, writer)
-    data = read_official(name, tmp_path)
+    data = read(name, tmp_path)
     assert (data.name, data.train.images.shape) == (name, (5 * classes, 3, 32, 32))
     assert data.train.classes == tuple(f"class {i}" for i in range(classes))
     first = cifar_batch(name, classes)
@@ -34,7 +38,7 @@ def test_cifar(tmp_path, write_cifar, cifar_batch, name, classes, writer):
 def test_a_missing_part_is_named(tmp_path, write_cifar, part):
     (write_cifar(tmp_path) / part).unlink()
     with pytest.raises(FileNotFoundError, match=part):
-        read_official("cifar10", tmp_path)
+        read("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +59,14 @@ def test_a_bad_batch(tmp_path, write_cifar, cifar_batch, changes):
     folder = write_cifar(tmp_path)
     (folder / "test_batch").write_bytes(pickle.dumps(cifar_batch("cifar10", 10, **changes), protocol=2))
     with pytest.raises(DataError, match="test_batch"):
-        read_official("cifar10", tmp_path)
+        read("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("names", [["a"], [3] * 10, None])
 def test_bad_class_names(tmp_path, write_cifar, names):
     (write_cifar(tmp_path) / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
     with pytest.raises(DataError, match=r"batches\.meta"):
-        read_official("cifar10", tmp_path)
+        read("cifar10", tmp_path)
 
 
 class Evil:
@@ -95,7 +99,7 @@ def test_no_hostile_pickle_runs(tmp_path, write_cifar):
     for content in hostile(marker):
         path.write_bytes(content)
         with pytest.raises(DataError, match="test_batch"):
-            read_official("cifar10", tmp_path)
+            read("cifar10", tmp_path)
         assert not marker.exists(), content
 
 
@@ -106,7 +110,7 @@ def test_cut_or_lengthened_batches(tmp_path, write_cifar, writer):
     for damaged in [*(content[: rng.randrange(len(content))] for _ in range(20)), content + b"\0", pickle.dumps([1])]:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="data_batch_4"):
-            read_official("cifar10", tmp_path)
+            read("cifar10", tmp_path)
 
 
 def write_svhn(root, part="both", **changes):
@@ -120,13 +124,13 @@ def write_svhn(root, part="both", **changes):
 
 def test_svhn_maps_ten_to_zero(tmp_path):
     pixels = write_svhn(tmp_path)
-    data = read_official("svhn", tmp_path)
+    data = read("svhn", tmp_path)
     assert data.train.labels[:12].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert data.train.classes == tuple("0123456789")
     assert data.test.images[7, 2, 3, 5] == pixels[3, 5, 2, 7]
     (tmp_path / "svhn" / "test_32x32.mat").unlink()
     with pytest.raises(FileNotFoundError, match="test_32x32"):
-        read_official("svhn", tmp_path)
+        read("svhn", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_bad_svhn(tmp_path, changes):
     write_svhn(tmp_path)
     write_svhn(tmp_path, "train", **changes)
     with pytest.raises(DataError, match="train_32x32"):
-        read_official("svhn", tmp_path)
+        read("svhn", tmp_path)
 
 
 def test_cut_or_foreign_svhn(tmp_path):
@@ -156,7 +160,7 @@ def test_cut_or_foreign_svhn(tmp_path):
     for wrong in [*cut, b"", b"<html></html>", b"MATLAB 7.3" + bytes(600)]:
         path.write_bytes(wrong)
         with pytest.raises(DataError, match="test_32x32"):
-            read_official("svhn", tmp_path)
+            read("svhn", tmp_path)
 
 
 def test_a_flipped_bit_is_noticed_where_there_is_a_manifest(tmp_path, write_cifar):
@@ -164,13 +168,13 @@ def test_a_flipped_bit_is_noticed_where_there_is_a_manifest(tmp_path, write_cifa
     folder = tmp_path / source.name
     write_folder(folder, lambda new: [(new / path.name).write_bytes(path.read_bytes()) for path in source.iterdir()])
     (folder / ".DS_Store").touch()
-    assert len(read_official("cifar10", tmp_path).train) == 50
+    assert len(read("cifar10", tmp_path).train) == 50
     path = folder / "data_batch_5"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match="data_batch_5"):
-        read_official("cifar10", tmp_path)
+        read("cifar10", tmp_path)
 
 
 def test_digits_are_the_originals_stretched_with_a_fixed_stratified_split():

@@ -39,7 +39,7 @@ class Augmentation:
         return self.apply(images, self.draw(images, generator))
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Any, ...]:
-        """Draw the parameters of all steps from a generator on the device of the images."""
+        """Draw the parameters of all steps, from a generator on the device of the images."""
         return tuple(step.draw(images, generator) for step in self.steps)
 
     def apply(self, images: Tensor, draws: tuple[Any, ...]) -> Tensor:
@@ -135,10 +135,9 @@ class Rectangles(NamedTuple):
 class ResizedCrop:
     """Cut a random rectangle out of every image and scale it to the image's own height and width, bilinearly.
 
-    Rectangles are drawn as torchvision's RandomResizedCrop does it: a part of the area a, uniform in `scale`, and a
-    ratio of width to height r, log-uniform in `ratio`, make sqrt(a H W r) columns and sqrt(a H W / r) rows, rounded;
-    of ten tries the first that fits is taken, anywhere in the image, and if none fits, the whole image. Images are
-    stored at the size they are trained at, so that scaling only magnifies and needs no antialiasing.
+    Rectangles are drawn as by torchvision's RandomResizedCrop: a part of the area a, uniform in `scale`, and a ratio of
+    width to height r, log-uniform in `ratio`, make sqrt(a H W r) columns and sqrt(a H W / r) rows, rounded; of ten
+    tries the first that fits is taken, and if none fits, the whole image. Scaling only magnifies: no antialiasing.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)

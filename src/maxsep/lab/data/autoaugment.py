@@ -17,15 +17,12 @@ from torch import Tensor
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("colour", "contrast", "brightness", "sharpness")
-OPERATIONS = (
-    *("nothing", *MOVES, *BLENDS),
-    *("posterise", "solarise", "solarise_add", "invert", "autocontrast", "equalise"),
-)
+VALUES = ("posterise", "solarise", "solarise_add", "invert", "autocontrast", "equalise")
+OPERATIONS = ("nothing", *MOVES, *BLENDS, *VALUES)
 Operation = tuple[str, float]
 """A name and how much: pixels by pixel of a shear, pixels of a translation, degrees of a rotation (counter-clockwise),
 factor of a blend (1 changes nothing), bits to keep, threshold, or what is added before solarising at 128."""
-HIGHEST = 30
-"""The level at which RandAugment's operations have the upper end of their range."""
+HIGHEST = 30  # the level at which RandAugment's operations have the upper end of their range
 _RANGES = {
     **dict.fromkeys(("autocontrast", "equalise", "invert"), (0.0, 0.0)),
     "rotate": (0.0, 30.0),
@@ -38,34 +35,23 @@ _RANGES = {
     **dict.fromkeys(("translate_x", "translate_y"), (0.0, 100.0)),
 }
 _HOLE_COLOURS = {3: (125, 123, 114), 1: (123,)}
+# fmt: off
 _POLICY: tuple[tuple[tuple[str, float, int], tuple[str, float, int]], ...] = (
-    (("invert", 0.1, 7), ("contrast", 0.2, 6)),
-    (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
-    (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)),
-    (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
-    (("autocontrast", 0.5, 8), ("equalise", 0.9, 2)),
-    (("shear_y", 0.2, 7), ("posterise", 0.3, 7)),
-    (("colour", 0.4, 3), ("brightness", 0.6, 7)),
-    (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
-    (("equalise", 0.6, 5), ("equalise", 0.5, 1)),
-    (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
-    (("colour", 0.7, 7), ("translate_x", 0.5, 8)),
-    (("equalise", 0.3, 7), ("autocontrast", 0.4, 8)),
-    (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)),
-    (("brightness", 0.9, 6), ("colour", 0.2, 8)),
-    (("solarise", 0.5, 2), ("invert", 0.0, 3)),
-    (("equalise", 0.2, 0), ("autocontrast", 0.6, 0)),
-    (("equalise", 0.2, 8), ("equalise", 0.6, 4)),
-    (("colour", 0.9, 9), ("equalise", 0.6, 6)),
-    (("autocontrast", 0.8, 4), ("solarise", 0.2, 8)),
-    (("brightness", 0.1, 3), ("colour", 0.7, 0)),
-    (("solarise", 0.4, 5), ("autocontrast", 0.9, 3)),
-    (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
-    (("autocontrast", 0.9, 2), ("solarise", 0.8, 3)),
-    (("equalise", 0.8, 8), ("invert", 0.1, 3)),
+    (("invert", 0.1, 7), ("contrast", 0.2, 6)), (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
+    (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)), (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
+    (("autocontrast", 0.5, 8), ("equalise", 0.9, 2)), (("shear_y", 0.2, 7), ("posterise", 0.3, 7)),
+    (("colour", 0.4, 3), ("brightness", 0.6, 7)), (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
+    (("equalise", 0.6, 5), ("equalise", 0.5, 1)), (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
+    (("colour", 0.7, 7), ("translate_x", 0.5, 8)), (("equalise", 0.3, 7), ("autocontrast", 0.4, 8)),
+    (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)), (("brightness", 0.9, 6), ("colour", 0.2, 8)),
+    (("solarise", 0.5, 2), ("invert", 0.0, 3)), (("equalise", 0.2, 0), ("autocontrast", 0.6, 0)),
+    (("equalise", 0.2, 8), ("equalise", 0.6, 4)), (("colour", 0.9, 9), ("equalise", 0.6, 6)),
+    (("autocontrast", 0.8, 4), ("solarise", 0.2, 8)), (("brightness", 0.1, 3), ("colour", 0.7, 0)),
+    (("solarise", 0.4, 5), ("autocontrast", 0.9, 3)), (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
+    (("autocontrast", 0.9, 2), ("solarise", 0.8, 3)), (("equalise", 0.8, 8), ("invert", 0.1, 3)),
     (("translate_y", 0.7, 9), ("autocontrast", 0.9, 1)),
-)
-"""The 25 pairs of operations that AutoAugment found on CIFAR-10, each with its probability and level of 9."""
+)  # the 25 pairs of operations that AutoAugment found on CIFAR-10, each with its probability and level of 9
+# fmt: on
 
 
 class Tables(NamedTuple):
@@ -268,7 +254,7 @@ def strength(name: str, level: int) -> float:
 def _policy_tables(channels: int, height: int, width: int, device: torch.device) -> tuple[Tables, Tensor]:
     """Return the tables of the policy, and how likely each operation of a pair is made: float64 (2, 25)."""
     chances = [[pair[i][1] for pair in _POLICY] for i in (0, 1)]
-    tables = tabulate(policy_operations(height, width), (channels, height, width), device, fill=128)
+    tables = tabulate(policy_operations(height, width), (channels, height, width), device)
     return tables, torch.tensor(chances, dtype=torch.float64, device=device)
 
 

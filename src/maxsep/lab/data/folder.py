@@ -26,19 +26,15 @@ from maxsep.files import verify_folder, write_folder
 from maxsep.lab.data.download import Progress
 from maxsep.lab.data.images import ImageSet, Splits, held_counts, hold_out, labels_of
 
-Unreadable = dict[Path, ValueError]
-"""Files that were left out, each with an error that names it."""
+Unreadable = dict[Path, ValueError]  # files that were left out, each with an error that names it
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 IGNORED_SUFFIXES = frozenset({".csv", ".htm", ".html", ".json", ".md", ".rst", ".tsv", ".txt", ".xml", ".yaml", ".yml"})
 IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
 SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
-"""Names of splits; a folder that has nothing else is not a folder of classes."""
-COLOURS = {1: "L", 3: "RGB"}
-"""Pillow's mode by number of channels."""
+COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by number of channels
 TEST_FRACTION = 0.2
-VERIFIED_BYTES = 10 << 30
-"""Decoded files up to this size are hashed whenever they are opened."""
-_BLOCK = 1024
+VERIFIED_BYTES = 10 << 30  # decoded files up to this size are hashed whenever they are opened
+_BLOCK = 1024  # files decoded at a time
 _CACHED = ("splits.json", "test.npy", "train.npy")
 
 
@@ -56,8 +52,8 @@ class Pictures:
 
     @property
     def counts(self) -> list[int]:
-        """Files of every class."""
-        return [len(paths) for paths in self.by_class]
+        """The number of files of every class."""
+        return list(map(len, self.by_class))
 
     def read(self, size: int) -> ImageSet:
         """Read all files into memory as RGB images of size x size; one that cannot be read is an error."""
@@ -70,8 +66,7 @@ class Listing:
 
     folder: Path
     train: Pictures
-    test: Pictures | None
-    """None: a fifth of every class is held out of `train`."""
+    test: Pictures | None  # None: a fifth of every class is held out of `train`
 
     def __post_init__(self) -> None:
         """Refuse splits of different classes."""
@@ -87,11 +82,7 @@ class Listing:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve digits of a digest of the names and sizes of all files.
-
-        It stays where the folder is moved or renamed, and where text files come and go. A picture that is replaced by
-        one of the same name and of as many bytes is not noticed.
-        """
+        """Twelve digits of a digest of the names and sizes of all files; where the folder lies does not matter."""
         return self.state[0]
 
     @functools.cached_property
@@ -121,10 +112,9 @@ def list_once() -> Iterator[None]:
 def list_folder(folder: Path) -> Listing:
     """List the pictures of a folder of class folders, without opening one.
 
-    If it has `train/` and one of `test/` and `val/`, these are the splits and hold the class folders. Classes are the
-    sub-folder names in sorted order, images come in the sorted order of their paths; sub-folders of a class belong to
-    it. A class without images, or a file of an unknown kind, is an error. Passed over are only hidden files, text files
-    (.txt, .csv, .json, .md, .xml, ...), README, LICENSE, Thumbs.db and desktop.ini.
+    If it has `train/` and one of `test/` and `val/`, these are the splits and hold the class folders. Classes and
+    images are sorted by name; sub-folders of a class belong to it. A class without images, or a file of an unknown
+    kind, is an error. Passed over are only hidden files, text files, README, LICENSE, Thumbs.db and desktop.ini.
     """
     kept, key = _LISTINGS.get(), folder.absolute()
     if kept is not None and key in kept:
@@ -148,8 +138,8 @@ def own_test(folder: Path) -> Path | None:
             names = " and ".join(f"{name}/" for name in sorted(parts))
             missing = "test/ or val/" if "train" in parts else "train/"
             raise ValueError(
-                f"{folder} has {names} but no {missing}. Add it: train/ and one of test/ and val/ hold the same class "
-                f"folders. Or name {folder / min(parts)} alone, then a fifth of every class is set aside for testing."
+                f"{folder} has {names} but no {missing}. Add it, with the same class folders. Or name "
+                f"{folder / min(parts)} alone, then a fifth of every class is set aside for testing."
             )
         return None
     if len(tests) > 1:
@@ -160,10 +150,10 @@ def own_test(folder: Path) -> Path | None:
 
 
 def list_imagenet(source: str, root: Path) -> Listing:
-    """List ImageNet (`imagenet/train/CLASS`, tested on `imagenet/val/CLASS`), or the part that ImageNet-LT names.
+    """List ImageNet (`imagenet/{train,val}/CLASS`), or the part that the lists of ImageNet-LT name.
 
-    The lists `imagenet-lt/ImageNet_LT_{train,test}.txt` are those of Liu et al., Large-scale long-tailed recognition in
-    an open world, CVPR 2019: a path below `imagenet/` and a label a line.
+    The lists are those of Liu et al., Large-scale long-tailed recognition in an open world, CVPR 2019: a path below
+    `imagenet/` and a label a line.
     """
     pictures = root / "imagenet"
     for folder in (pictures / "train", pictures / "val"):
@@ -175,12 +165,15 @@ def list_imagenet(source: str, root: Path) -> Listing:
     names = {label: path.parent.name for path, label in lists[0]}
     if sorted(names) != list(range(len(names))) or not {label for _, label in lists[1]} <= set(names):
         raise ValueError(f"{root / 'imagenet-lt'}: the labels must be 0 to {len(names) - 1}, all in the train list.")
-    by_class: list[list[list[Path]]] = [[[] for _ in names] for _ in lists]
-    for paths, entries in zip(by_class, lists, strict=True):
-        for path, label in entries:
-            paths[label].append(path)
-    train, test = (Pictures(tuple(names[i] for i in range(len(names))), tuple(map(tuple, paths))) for paths in by_class)
+    train, test = (_by_class(entries, tuple(names[label] for label in range(len(names)))) for entries in lists)
     return Listing(pictures, train, test)
+
+
+def _by_class(entries: list[tuple[Path, int]], classes: tuple[str, ...]) -> Pictures:
+    paths: list[list[Path]] = [[] for _ in classes]
+    for path, label in entries:
+        paths[label].append(path)
+    return Pictures(classes, tuple(map(tuple, paths)))
 
 
 def _read_list(path: Path, pictures: Path) -> list[tuple[Path, int]]:
@@ -200,15 +193,20 @@ def read_folder(listing: Listing, size: int, *, name: str) -> Splits:
     train = listing.train.read(size)
     if listing.test is not None:
         return Splits(name, train, listing.test.read(size), fingerprint=listing.fingerprint)
-    kept, held = hold_out(train.labels, TEST_FRACTION, seed=0)
+    kept, held = hold_out(train.labels, TEST_FRACTION)
     return Splits(name, train.subset(kept), train.subset(held), fingerprint=listing.fingerprint)
+
+
+def decoded_folder(source: str, root: Path, size: int) -> Path:
+    """Return the folder of ImageNet's decoded images; it may not exist."""
+    return root / "decoded" / f"{source}-{size}"
 
 
 def read_imagenet(name: str, source: str, root: Path, size: int, progress: Progress | None = None) -> Splits:
     """Read ImageNet or ImageNet-LT as RGB images of size x size, decoded at the first call.
 
-    From then on the folder `decoded/SOURCE-SIZE` is the dataset: the pictures are not opened again, and need not be
-    there. To decode anew, delete it. The images are mapped into memory: writing to them ends the process.
+    From then on `decoded_folder` is the dataset: the pictures are not opened again, and need not be there. To decode
+    anew, delete it. The images are mapped into memory: writing to them ends the process.
     """
     folder = decoded_folder(source, root, size)
     if not folder.is_dir():
@@ -226,24 +224,19 @@ def read_imagenet(name: str, source: str, root: Path, size: int, progress: Progr
     return Splits(name, train, test, fingerprint=facts["fingerprint"])
 
 
-def decoded_folder(source: str, root: Path, size: int) -> Path:
-    """Return the folder of ImageNet's decoded images; it may not exist."""
-    return root / "decoded" / f"{source}-{size}"
-
-
 def _decode_into(folder: Path, listing: Listing, size: int, progress: Progress | None) -> None:
     assert listing.test is not None
     splits = {"train": listing.train, "test": listing.test}
-    total, done, errors = sum(sum(split.counts) for split in splits.values()) * 3 * size * size, 0, []
+    total, done, errors = sum(len(split.files) for split in splits.values()) * 3 * size * size, 0, []
     if (free := shutil.disk_usage(folder).free) < total:
         raise OSError(f"{folder.parent} needs {total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free.")
-    for part, split in splits.items():
+    for part, files in ((part, split.files) for part, split in splits.items()):
         # written, not mapped: a full disk is an error then, and not the end of the process
         with (folder / f"{part}.npy").open("wb") as out:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (sum(split.counts), 3, size, size)}
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(files), 3, size, size)}
             np.lib.format.write_array_header_1_0(out, header)
-            for start in range(0, sum(split.counts), _BLOCK):
-                block, broken = decode(split.files[start : start + _BLOCK], (3, size, size))
+            for start in range(0, len(files), _BLOCK):
+                block, broken = decode(files[start : start + _BLOCK], (3, size, size))
                 errors += [broken[i] for i in sorted(broken)]
                 out.write(block.data)
                 done += block.nbytes
@@ -267,11 +260,8 @@ def read_images(
 ) -> torch.Tensor:
     """Read every image below a folder, in the sorted order of their paths, as uint8 (N, 3, size, size).
 
-    Args:
-        folder: The folder; its sub-folders mean nothing.
-        size: Height and width of the images.
-        most: If there are more images than this, take this many by a fixed seed.
-        unreadable: Gets the files that cannot be read, which are left out; without it they are errors.
+    `most` limits their number, by a fixed seed. `unreadable` gets the files that cannot be read, which are left out;
+    without it they are errors.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder. Expected a folder of images.")
@@ -293,14 +283,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[NDArray[
 
     An image is turned upright and scaled (bicubic) until it just covers height and width, and the centre is cut out.
     Transparent pixels keep their colour. Grey images of more than 8 bits, whose values often fill a small part of the
-    range, are refused.
-
-    Returns:
-        uint8 (N, C, H, W), and by position the errors, which name their file; their rows have no meaning.
-
-    >>> array, errors = decode([Path("nowhere.png")], (3, 8, 8))
-    >>> array.shape, list(errors)
-    ((1, 3, 8, 8), [0])
+    range, are refused. Returned are uint8 (N, C, H, W), and by position the errors, whose rows have no meaning.
     """
     if shape[0] not in COLOURS:
         raise ValueError(f"image files have 1 channel (grey) or 3 (RGB), got {shape[0]}.")

@@ -14,26 +14,19 @@ from torch import Tensor
 class ImageSet:
     """Hold a whole split of images in memory, or mapped into it. Never write to it: datasets are shared by runs.
 
-    Args:
-        images: uint8, (N, C, H, W).
-        labels: int64, (N,), each in [0, len(classes)). A bad label is an error here, and not inside a CUDA kernel.
-        classes: Class names; the position is the label. A class may have no image.
-
-    >>> digits = ImageSet(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1]), ("no", "yes"))
-    >>> len(digits), digits.shape, digits.class_counts
+    >>> split = ImageSet(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 1]), ("no", "yes"))
+    >>> len(split), split.shape, split.class_counts
     (3, (1, 8, 8), [1, 2])
     """
 
-    images: Tensor
-    labels: Tensor
-    classes: tuple[str, ...]
+    images: Tensor  # uint8 (N, C, H, W)
+    labels: Tensor  # int64 (N,)
+    classes: tuple[str, ...]  # the position is the label; a class may have no image
 
     def __post_init__(self) -> None:
-        """Refuse anything that training would only stumble over later."""
+        """Check types, shapes and labels: a bad label would fail inside a CUDA kernel."""
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or 0 in self.images.shape:
-            raise ValueError(
-                f"images must be uint8 of shape (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}."
-            )
+            raise ValueError(f"images must be uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}.")
         if not self.classes:
             raise ValueError("classes must name at least one class.")
         check_labels(self.labels, len(self.classes), len(self.images))
@@ -95,21 +88,15 @@ class Splits:
     name: str
     train: ImageSet
     test: ImageSet
-    calibration: ImageSet | None = None
-    """Neither trained nor tested on: it sets the threshold of "unknown"."""
-    fingerprint: str | None = None
-    """Digest of the names and sizes of picture files; None where there are none."""
+    calibration: ImageSet | None = None  # neither trained nor tested on: it sets the threshold of "unknown"
+    fingerprint: str | None = None  # of the names and sizes of picture files, where there are any
 
     def __post_init__(self) -> None:
         """Refuse splits that do not belong together."""
         for kind, split in (("test", self.test), ("calibration", self.calibration)):
-            if split is not None and self.train.classes != split.classes:
-                raise ValueError(
-                    f"{self.name}: the training classes {self.train.classes[:5]} and the {kind} classes "
-                    f"{split.classes[:5]} differ. They must be the same in the same order."
-                )
-            if split is not None and self.train.shape != split.shape:
-                raise ValueError(f"{self.name}: training images are {self.train.shape}, {kind} images {split.shape}.")
+            for field in ("classes", "shape"):
+                if split is not None and getattr(self.train, field) != getattr(split, field):
+                    raise ValueError(f"{self.name}: the {field} of the training and the {kind} images differ.")
 
     @property
     def bytes(self) -> int:
@@ -125,11 +112,7 @@ class Splits:
 
 
 def labels_of(counts: Sequence[int]) -> Tensor:
-    """Return the labels of images that are sorted by class.
-
-    >>> labels_of([2, 1]).tolist()
-    [0, 0, 1]
-    """
+    """Return the labels of images that are sorted by class: [2, 1] gives 0, 0, 1."""
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
 
@@ -140,24 +123,17 @@ def check_labels(labels: Tensor, num_classes: int, num_images: int) -> None:
     outside = (labels < 0) | (labels >= num_classes)
     if bool(outside.any()):
         position = int(outside.nonzero()[0, 0])
-        raise ValueError(
-            f"label {int(labels[position])} at position {position} is out of range: with {num_classes} classes "
-            f"labels are 0 to {num_classes - 1}."
-        )
+        raise ValueError(f"label {int(labels[position])} at position {position} is not in 0 to {num_classes - 1}.")
 
 
 def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split positions into a part to train on and a part held out, class by class.
 
     Of a class with n images round(fraction * n) are held out: at least one, but never the last one. A class with a
-    single image therefore stays in training and is absent from the held-out part.
+    single image therefore stays in training. Both results are int64 positions in dataset order.
 
-    Returns:
-        (kept, held): int64 positions, both in dataset order; together they are all positions.
-
-    >>> kept, held = hold_out(torch.tensor([0, 0, 0, 0, 1, 1, 2]), 0.25)
-    >>> len(kept), len(held)
-    (5, 2)
+    >>> [len(part) for part in hold_out(torch.tensor([0, 0, 0, 0, 1, 1, 2]), 0.25)]
+    [5, 2]
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction!r}.")
@@ -168,11 +144,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Te
 
 
 def held_counts(counts: Sequence[int], fraction: float) -> list[int]:
-    """Return how many images of every class `hold_out` holds out.
-
-    >>> held_counts([40, 5, 1, 0], 0.1)
-    [4, 1, 0, 0]
-    """
+    """Return how many images of every class `hold_out` holds out."""
     return [min(max(1, round(fraction * n)), n - 1) if n else 0 for n in counts]
 
 

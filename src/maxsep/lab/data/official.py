@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,48 +26,42 @@ class DataError(ValueError):
         super().__init__(f"{path}: {problem}. Delete {path.parent} and fetch the official files again.")
 
 
-@dataclass(frozen=True)
-class _Layout:
-    train: tuple[str, ...]
-    test: tuple[str, ...]
+class _Layout(NamedTuple):
+    parts: dict[str, list[str]]
     meta: str
     labels: str
     names: str
     num_classes: int
 
 
+_BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 _CIFAR = {
-    "cifar10": _Layout(
-        tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), "batches.meta", "labels", "label_names", 10
-    ),
-    "cifar100": _Layout(("train",), ("test",), "meta", "fine_labels", "fine_label_names", 100),
+    "cifar10": _Layout(_BATCHES, "batches.meta", "labels", "label_names", 10),
+    "cifar100": _Layout({"train": ["train"], "test": ["test"]}, "meta", "fine_labels", "fine_label_names", 100),
 }
 
 
 def read_official(source: str, root: Path) -> Splits:
-    """Read `cifar10`, `cifar100` or `svhn` from its official files below a folder."""
-    return Splits(source, read_part(source, "train", root), read_part(source, "test", root))
+    """Read CIFAR or SVHN."""
+    train, test = read_parts(source, root, "train", "test")
+    return Splits(source, train, test)
 
 
-def read_part(source: str, part: str, root: Path) -> ImageSet:
-    """Read the `train` or the `test` images alone. A manifest that unpacking left is checked first."""
+def read_parts(source: str, root: Path, *parts: str) -> list[ImageSet]:
+    """Read `train` or `test` images of CIFAR or SVHN. A manifest that unpacking left is checked first."""
     folder = root / SOURCES[source].folder
     if (folder / MANIFEST).is_file():
         names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
         verify_folder(folder, tuple(name for name in names if name != MANIFEST))
     if source == "svhn":
-        return _read_svhn(folder / f"{part}_32x32.mat")
-    return _read_cifar(folder, _CIFAR[source], part)
+        return [_read_svhn(folder / f"{part}_32x32.mat") for part in parts]
+    return [_read_cifar(folder, _CIFAR[source], part) for part in parts]
 
 
 def read_digits() -> Splits:
     """Read scikit-learn's 1,797 digits as (N, 1, 8, 8) uint8, a third of every class set aside by a fixed seed.
 
     The original grey levels 0 to 16 are stretched to 0 to 255.
-
-    >>> data = read_digits()
-    >>> len(data.train), len(data.test), data.train.shape
-    (1198, 599, (1, 8, 8))
     """
     bunch = load_package("sklearn.datasets", "train").load_digits()
     images = (torch.from_numpy(bunch.images) * 255 / 16).round().to(torch.uint8).unsqueeze(1)
@@ -85,7 +78,7 @@ def _read_cifar(folder: Path, layout: _Layout, part: str) -> ImageSet:
         raise DataError(folder / layout.meta, f"{layout.names!r} must list {layout.num_classes} class names")
     pixels: list[Any] = []
     labels: list[int] = []
-    for file in layout.train if part == "train" else layout.test:
+    for file in layout.parts[part]:
         batch = _unpickle(folder / file)
         rows: Any = batch.get("data")
         own: Any = batch.get(layout.labels)
@@ -93,9 +86,7 @@ def _read_cifar(folder: Path, layout: _Layout, part: str) -> ImageSet:
             raise DataError(folder / file, f"'data' must be a uint8 array of shape (N, {_PIXELS})")
         is_list = isinstance(own, list) and len(own) == len(rows)
         if not is_list or not all(type(label) is int and 0 <= label < len(names) for label in own):
-            raise DataError(
-                folder / file, f"{layout.labels!r} must be {len(rows)} whole numbers from 0 to {len(names) - 1}"
-            )
+            raise DataError(folder / file, f"{layout.labels!r} must be {len(rows)} labels from 0 to {len(names) - 1}")
         pixels.append(rows)
         labels += own
     images = torch.from_numpy(np.concatenate(pixels)).view(-1, 3, 32, 32)
@@ -108,37 +99,29 @@ def _read_cifar(folder: Path, layout: _Layout, part: str) -> ImageSet:
 class _DataOnly(pickle.Unpickler):
     """Builds containers, numbers, text and arrays; any other name is refused before it is looked up."""
 
-    ALLOWED = frozenset(
-        {
-            *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
-            *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
-            *(("builtins", "bytes"), ("__builtin__", "bytes")),
-        }
+    ALLOWED = (
+        *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"),
+        *("_codecs.encode", "builtins.bytes", "__builtin__.bytes"),
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
+        if f"{module}.{name}" not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data does not need")
         return super().find_class(module, name)
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
-    """Read a pickled dictionary without running code; byte strings of Python 2 become text."""
+    """Read a pickled dictionary without running code."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing. Delete {path.parent} and fetch the official files again.")
     stream = io.BytesIO(path.read_bytes())
     try:
-        content = _DataOnly(stream, encoding="bytes").load()
+        content = _DataOnly(stream, encoding="latin1").load()  # as Python 2 wrote text and arrays
     except Exception as error:  # damaged pickles raise what they like
         raise DataError(path, f"cannot be read ({type(error).__name__}: {error})") from error
     if not isinstance(content, dict) or stream.read(1):
         raise DataError(path, "must hold one dictionary and nothing else")
-    lists = {key: list(map(_text, value)) for key, value in content.items() if isinstance(value, list)}
-    return {_text(key): lists.get(key, value) for key, value in content.items()}
-
-
-def _text(value: Any) -> Any:
-    return value.decode("latin1") if isinstance(value, bytes) else value
+    return content
 
 
 def _read_svhn(path: Path) -> ImageSet:

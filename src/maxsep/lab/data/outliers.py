@@ -14,14 +14,12 @@ from maxsep.lab.data.datasets import FOLDER, Dataset, data_root, find_folder
 from maxsep.lab.data.download import SOURCES, ensure
 from maxsep.lab.data.folder import Unreadable, read_images
 from maxsep.lab.data.images import ImageSet
-from maxsep.lab.data.official import read_part
+from maxsep.lab.data.official import read_parts
 from maxsep.lab.data.open_set import UNKNOWN_OF_CIFAR100, OpenSetSplit, keep_classes
 
-UNKNOWN = ("unknown", *UNKNOWN_OF_CIFAR100)
-"""Unknown sets of open-set splits: the classes that were left out, or classes of CIFAR-100."""
+UNKNOWN = ("unknown", *UNKNOWN_OF_CIFAR100)  # of open-set splits
 OUTLIERS = ("svhn", "places", "cifar10", "cifar100", *UNKNOWN)
-PLACES = 10_000
-"""Images of Places that are taken, by a fixed seed, if there are more."""
+PLACES = 10_000  # images of Places that are taken, by a fixed seed, if there are more
 _LABELS = {"svhn": "SVHN test", "places": "Places365", "cifar10": "CIFAR-10 test", "cifar100": "CIFAR-100 test"}
 
 
@@ -59,17 +57,16 @@ def load_outliers(
     name: str, root: str | Path | None = None, *, like: str = "", shape: tuple[int, int, int] = (3, 32, 32),
     unreadable: Unreadable | None = None,
 ) -> ImageSet:  # fmt: skip
-    """Load images from outside a dataset; their labels mean nothing to it.
+    """Load images from outside the dataset `like`, as (channels, height, width); their labels mean nothing to it.
 
     Args:
         name: `svhn`, `cifar10`, `cifar100` (test images); `places` (10,000 images of `places365/`, any tree, or of
             `places365.npz`); `unknown`, `cifar+10`, `cifar+50` (test images of the classes that the open-set split
             `like` does not know); or `folder:PATH`, any tree of images.
         root: The data folder; by default $MAXSEP_DATA.
-        like: The dataset that they are outside of.
-        shape: (channels, height, width) of its images.
-        unreadable: Gets the files of `folder:PATH` that cannot be read, which are left out; without it the first of
-            them is an error, as it always is in a set that has a name.
+        like: The dataset.
+        shape: Of its images.
+        unreadable: Gets the files of `folder:PATH` that cannot be read; without it they are errors.
     """
     check_outliers(name, like)
     channels, height, width = shape
@@ -111,7 +108,7 @@ def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
 def _read_test(source: str, root: Path) -> ImageSet:
     if source != "svhn" or not (root / "svhn" / "test_32x32.mat").is_file():  # the training digits are not needed
         ensure(source, root)
-    return read_part(source, "test", root)
+    return read_parts(source, root, "test")[0]
 
 
 def _read_places(root: Path) -> Tensor:

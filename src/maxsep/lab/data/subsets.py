@@ -25,12 +25,11 @@ _OFFICIAL = {"cifar100": "9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69
 def prepare(
     spec: RunSpec, root: str | Path | None = None, *, download: bool = False, progress: Progress | None = None
 ) -> Splits:
-    """Read a run's data and cut it as its spec says: long tail, hold-outs, then limits.
+    """Read a run's data and cut it as its spec says: long tail, validation, calibration, then limits.
 
-    With `spec.validation` the result's `test` is held out of the (long-tailed) training set, and the real test set
-    plays no role. With `spec.calibration` a part of what is then left becomes `calibration`: validation is cut first,
-    so that it is the same with and without. The limits leave the calibration alone. All choices depend on
-    `spec.subset_seed` only, so that runs with other seeds share them.
+    With `spec.validation` the result's `test` is held out of the training set, and the real test set plays no role; it
+    is cut before the calibration, so that it is the same with and without. The limits leave the calibration alone. All
+    choices depend on `spec.subset_seed` only, so that runs with other seeds share them.
 
     >>> prepare(RunSpec(dataset="digits", imbalance=0.1)).train.class_counts
     [119, 94, 73, 56, 43, 33, 26, 20, 15, 12]
@@ -49,10 +48,7 @@ def prepare(
     if spec.max_train is not None:
         present = sum(count > 0 for count in train.class_counts)
         if spec.max_train < present:
-            raise ValueError(
-                f"max_train must be at least {present}, one image for every class of {spec.dataset}, "
-                f"got {spec.max_train}."
-            )
+            raise ValueError(f"max_train must be at least {present}, one image for every class, got {spec.max_train}.")
         train = train.subset(limit(train.labels, spec.max_train, spec.subset_seed))
     if spec.max_test is not None:
         test = test.subset(limit(test.labels, spec.max_test, spec.subset_seed))
@@ -69,10 +65,7 @@ def _hold_out(train: ImageSet, spec: RunSpec, purpose: str) -> tuple[ImageSet, I
 def long_tail_counts(max_count: int, num_classes: int, imbalance: float) -> list[int]:
     """Return the class sizes of a long tail: floor(max_count * imbalance ** (i / (num_classes - 1))), at least 1.
 
-    Args:
-        max_count: Size of class 0, the head.
-        num_classes: Number of classes.
-        imbalance: Smallest over largest class size, in (0, 1]. The literature's "imbalance 100" is 0.01 here.
+    `imbalance` is the smallest over the largest class size, in (0, 1]: the literature's "imbalance 100" is 0.01 here.
 
     >>> long_tail_counts(5000, 10, 0.01)
     [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
@@ -96,10 +89,7 @@ def long_tail_indices(labels: Tensor, imbalance: float, seed: int = 0, *, num_cl
         labels: int64, (N,).
         imbalance: Smallest over largest class size, in (0, 1].
         seed: Seed of the subset; published subsets use 0 whatever the seed of the run.
-        num_classes: Number of classes; by default the largest label + 1.
-
-    Returns:
-        int64 positions, class after class, in the shuffled order within each class.
+        num_classes: By default the largest label + 1.
 
     >>> labels = torch.arange(3).repeat(100)
     >>> torch.bincount(labels[long_tail_indices(labels, 0.1)]).tolist()
@@ -125,8 +115,7 @@ def long_tail_indices(labels: Tensor, imbalance: float, seed: int = 0, *, num_cl
 def limit(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     """Choose at most `count` positions with the class proportions of the whole, in dataset order.
 
-    Every class with images keeps at least one as long as `count` reaches to all classes; below that the first
-    `count` classes keep one image each.
+    Every class with images keeps at least one; below that number of classes, the first `count` of them keep one.
 
     >>> labels = torch.tensor([0] * 90 + [1] * 9 + [2])
     >>> torch.bincount(labels[limit(labels, 20)]).tolist()
@@ -172,9 +161,6 @@ def with_order(specs: Iterable[RunSpec], root: str | Path | None = None, *, down
 
     Long-tailed subsets and shuffles depend on the order of the training images, so it is part of a run. Where the
     files cannot be read, the order is the official one, which a download has: training reports the reason.
-
-    >>> [spec.data_order for spec in with_order([RunSpec(dataset="digits"), RunSpec(dataset="cifar100")], "nowhere")]
-    ['', 'official']
     """
     specs = list(specs)
     orders = dict.fromkeys(ORDERED, "official")
