@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report import render, rows, summary
@@ -21,11 +20,10 @@ from maxsep.lab.report.controls import Method
 from maxsep.lab.report.rows import Setting
 from maxsep.lab.report.runs import collect
 from maxsep.lab.report.statistics import Difference, Summary, signed
-from maxsep.lab.report.tables import ACCURACY, Block, comparison_table
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-PLAIN, MATRIX, SMALL = Method("plain"), Method("maxsep"), Method("maxsep", 0.1)
+PLAIN, MATRIX = Method("plain"), Method("maxsep")
 WEAK, STRONG, ADJUSTED = "crop_flip", "crop_flip_auto_cutout", "logit_adjusted"
 HEADS = {PLAIN: "linear", MATRIX: "maxsep"}
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
@@ -57,13 +55,6 @@ def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def percent(found: Summary | None) -> str:
     """Write a mean in percent; a dash without runs."""
     return "-" if found is None else f"{100 * found.mean:.2f}"
-
-
-def accuracy() -> str:
-    """The cell of CIFAR-10 that has a control: the report's own table."""
-    shown = find(dataset="cifar10", imbalance=0.01, network="resnet34", augmentation=WEAK)
-    blocks = [Block("", setting, (ACCURACY,)) for setting in shown if SMALL in setting.methods]
-    return comparison_table("accuracy", "", blocks).to_markdown() + "\n"
 
 
 def coverage() -> str:
@@ -117,22 +108,6 @@ def recipe(dataset: str, augmentation: str) -> Setting:
     base = {"network": "resnet32", "imbalance": 0.01, "weight_decay": decay, "mixup": mixup}
     found = find(dataset=dataset, augmentation=augmentation, **base)
     return next(s for s in found if Method("plain", loss=ADJUSTED) in s.methods)
-
-
-def published() -> str:
-    """The strongest recipe beside what others published for the ResNet-32."""
-    lines = []
-    numbers = {(n.dataset, n.method, n.table): n for n in paper.cells() if n.note in (WEAK, STRONG)}
-    for augmentation, name in ((WEAK, "crops and flips"), (STRONG, "AutoAugment and cutout")):
-        for dataset, method, source in [key for key in numbers if key[0] == "cifar10"]:
-            if numbers[dataset, method, source].note == augmentation:
-                values = [f"{numbers[d, method, source].value:.1f}" for d in TITLES]
-                lines.append([f"{name}: {method} ({source})", *values])
-        for head, label in (("plain", "linear"), ("maxsep", "maxsep")):
-            found = [recipe(d, augmentation).summary(Method(head, loss=ADJUSTED)) for d in TITLES]
-            values = [f"{percent(f)} ({f.n})" if f else "-" for f in found]
-            lines.append([f"{name}: logit adjustment here, {label} head", *values])
-    return markdown(["number of seeds in brackets", *TITLES.values()], lines)
 
 
 def recipe_parts() -> str:
@@ -207,7 +182,9 @@ def open_set() -> str:
 def adam_order() -> str:
     """Heads and orders of the classes under AdamW on long-tailed digits, at radius 1."""
     found = json.loads((ROOT / "results" / "adam_order.json").read_text())["rows"]
-    rows = {(row["learning_rate"], row["head"]): row for row in found if is_shown(row)}
+    rows = {
+        (row["learning_rate"], row["head"]): row for row in found if (row["optimiser"], row["radius"]) == ("adamw", 1)
+    }
     orders = ("rare last", "rare first")
     lines = []
     for rate in sorted({rate for rate, _ in rows}):
@@ -215,11 +192,6 @@ def adam_order() -> str:
         texts = [Difference(*(number / 100 for number in values), n=0).format() for values in differences]
         lines.append([f"{rate:g}", f"{rows[rate, 'control']['balanced'][0]:.1f}", *texts])
     return markdown(["learning rate", "control", *orders], lines)
-
-
-def is_shown(row: dict[str, Any]) -> bool:
-    """Whether a row of the study of AdamW is in the table."""
-    return bool(row["optimiser"] == "adamw" and row["radius"] == 1)
 
 
 def cost() -> str:
@@ -236,13 +208,8 @@ def cost() -> str:
     return markdown(["what", "cost"], [*lines, ["training the paper's ResNet, batch 512, one H200", speed]])
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    function.__name__: function
-    for function in (
-        *(accuracy, coverage, table1, long_tail_methods, published, recipe_parts, recipe_cells, ood, open_set),
-        *(adam_order, cost),
-    )
-}
+_FUNCTIONS = (coverage, table1, long_tail_methods, recipe_parts, recipe_cells, ood, open_set, adam_order, cost)
+TABLES: dict[str, Callable[[], str]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 def rewritten(text: str) -> str:
