@@ -136,7 +136,7 @@ def test_labels_of_methods_and_settings():
     )
     assert method_label(Method("control", 0.1)) == "control, radius 0.1"
     drw = Method.of(RunSpec(head="cosine", loss="ldam", loss_options=options(max_margin=0.4, reweight_from=160)))
-    assert method_label(drw) == "cosine (LDAM, margin 0.4, re-weighted from epoch 160)"
+    assert method_label(drw) == "cosine (LDAM, margin 0.4, DRW from epoch 160)"
     first = RunSpec(dataset="cifar100", network="resnet32", imbalance=0.01, mixup=1.0)
     second = first.replace(mixup=0.0, epochs=10, start_from=first, sampler="class_balanced", head_rate=0.2)
     assert differences([first, second, first.replace(mixup=0.0)]) == ["mixup 1", "second stage, no mixup", "no mixup"]

@@ -27,9 +27,9 @@ _HEADS = {
 _LOSSES = {"ldam": "LDAM", "cross_entropy": "cross-entropy", "logit_adjusted": "logit adjustment"}
 _OPTIONS = {
     "max_margin": "margin {}",
-    "reweight_from": "re-weighted from epoch {}",
-    "smooth_head": "{} for the most frequent class",
-    "smooth_tail": "{} for the rarest",
+    "reweight_from": "DRW from epoch {}",
+    "smooth_head": "{} for frequent",
+    "smooth_tail": "{} for rare classes",
     "rotation": "rotation {}",
 }
 SCORES = {
@@ -128,11 +128,7 @@ def _options(given: Options) -> list[str]:
 
 
 def _field(name: str, value: object) -> str:
-    """Say a field and its value.
-
-    >>> _field("epochs", 200), _field("network_options", (("feature_size", 2),)), _field("network_options", ())
-    ('200 epochs', 'feature size 2', '')
-    """
+    """Say a field and its value: 200 epochs."""
     if name == "augmentation":
         return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
     if name == "data_order":

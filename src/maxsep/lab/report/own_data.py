@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maxsep.lab.data import Dataset, fingerprints_differ, prepare
 from maxsep.lab.engine.evaluate import load_pipeline, predict
-from maxsep.lab.report import figures, names, provenance, sections
+from maxsep.lab.report import figures, names, sections
 from maxsep.lab.report.classes import group_sizes, is_unequal
 from maxsep.lab.report.controls import MATRIX_HEADS, Method
 from maxsep.lab.report.render import Report, results, write
@@ -220,17 +220,15 @@ def write_page(
         commands: The command lines that trained the runs.
         data_root: Folder of the datasets, to evaluate the test images again.
     """
-    setting, runs = found.setting, found.runs
+    setting = found.setting
     table = Section("comparison", "Methods", tuple(found.header), (found.table,), after=tuple(found.warnings))
     parts = [table, _mistakes(setting, data_root), _classes(setting), sections.class_gains([setting])]
     parts += [sections.radii([setting]), sections.curves([setting])]
     theorem = [THEOREM] if all(spec.optimiser == "sgd" for spec in found.specs) else []
-    report = Report(
-        title=TITLE, headline=found.headline, sentences=(*(c.text for c in found.comparisons), *theorem),
-        sections=tuple(part for part in parts if part is not None), rows=tuple(setting.rows),
-        facts=provenance.facts(found.collection), environment=provenance.environment(runs), commands=tuple(commands),
-        definitions=provenance.definitions(runs), problems=found.collection.problems, data=found.to_dict(),
-    )  # fmt: skip
+    sentences = (*(comparison.text for comparison in found.comparisons), *theorem)
+    shown, rows = tuple(part for part in parts if part is not None), tuple(setting.rows)
+    data = found.to_dict()
+    report = Report(TITLE, found.headline, sentences, shown, rows, found.collection, tuple(commands), data)
     return write(report, out)
 
 

@@ -14,28 +14,20 @@ from maxsep.lab.run import Run
 _HEADS = {
     "plain": ("linear", "A linear layer from the features to the classes: the usual head."),
     "maxsep": ("maxsep", "A linear layer to C \N{MINUS SIGN} 1 outputs, then the fixed matrix: logits = radius · Pᵀx."),
-    "control": (
-        "control",
-        "The exact control: a linear layer times radius · sqrt(C/(C \N{MINUS SIGN} 1)), started centred. Under SGD it "
-        "trains as maxsep does.",
-    ),
-    "scaled": (
-        "linear \N{MULTIPLICATION SIGN} r, not centred",
-        "A linear head times the radius: the control where no exact one was run. At radius 1 it is the linear head.",
-    ),
+    "control": ("control", "A linear layer times radius · sqrt(C/(C \N{MINUS SIGN} 1)), started centred: under SGD it "
+                "trains as maxsep does."),
+    "scaled": ("linear \N{MULTIPLICATION SIGN} r, not centred", "A linear head times the radius: the control where no "
+               "exact one was run. At radius 1 it is the linear head."),
     "learnable_matrix": ("learnable matrix", "The matrix as the starting point of a trained one."),
     "extra_layer": ("extra layer", "One more trained layer with a random start in place of the matrix."),
     "etf": ("fixed simplex (ETF)", "The matrix directly on the features, with no trained layer between."),
-    "hpn": (
-        "optimised prototypes",
-        "Class vectors separated by gradient descent before training (Mettes et al., Hyperspherical Prototype "
-        "Networks, NeurIPS 2019).",
-    ),
+    "hpn": ("optimised prototypes", "Class vectors separated by gradient descent before training (Mettes et al., "
+            "Hyperspherical Prototype Networks, NeurIPS 2019)."),
     "cosine": ("cosine", "Logits are cosines with trained vectors: LDAM's head, and the baseline of those below."),
     "cosine_maxsep": ("maxsep after cosines", "The matrix behind a cosine layer; its control is cosine."),
     "maxsep_cosine": ("cosines with maxsep's columns", "Its control is centred cosine."),
     "centred_cosine": ("centred cosine", "A linear head with centred and normalised logits."),
-}
+}  # fmt: skip
 _WORDS = (
     ("radius", "The length of the class vectors, \N{GREEK SMALL LETTER RHO} in the paper."),
     ("imbalance", "Size of the smallest class over that of the largest; the test set stays as it is."),
@@ -88,18 +80,14 @@ def environment(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
     return (*found, ("runs that were resumed", str(resumed))) if runs else ()
 
 
-def commands(runs: Sequence[Run], given: Sequence[str], folders: Sequence[str]) -> tuple[str, ...]:
+def commands(runs: Sequence[Run], folders: Sequence[str]) -> tuple[str, ...]:
     """The commands that trained the runs, as far as records hold them, and the one that writes the report."""
     stored = dict.fromkeys(str(command) for run in runs if (command := run.result.get("command")))
-    return (*(given or stored), *([] if given else [f"maxsep report {' '.join(folders)}"]))
+    return (*stored, f"maxsep report {' '.join(folders)}")
 
 
 def _in_words(value: Any) -> str:
-    """Write a value; options are pairs of a name and a value.
-
-    >>> _in_words([["threads", 1], ["compile_mode", "default"]]), _in_words("cpu")
-    ('threads 1, compile mode default', 'cpu')
-    """
+    """Write a value; options are pairs of a name and a value."""
     if not isinstance(value, list | tuple):
         return str(value)
     words = (" ".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in value)

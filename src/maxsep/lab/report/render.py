@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from maxsep.lab.recipes import paper
 from maxsep.lab.report import provenance, sections, summary
 from maxsep.lab.report.rows import Row, Setting, settings_of, tidy, to_csv
-from maxsep.lab.report.runs import Collection, Problem, collect
+from maxsep.lab.report.runs import Collection, collect
 from maxsep.lab.report.sections import ONCE, Section
 from maxsep.packages import load_package
 
@@ -28,33 +27,34 @@ class Report:
     headline: str
     sentences: tuple[str, ...]
     sections: tuple[Section, ...]
-    rows: tuple[Row, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    commands: tuple[str, ...] = ()
-    definitions: tuple[tuple[str, str], ...] = ()
-    problems: tuple[Problem, ...] = ()
-    data: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...]
+    collection: Collection
+    commands: tuple[str, ...]
+    data: dict[str, Any]
     """Numbers for machines."""
     once: str = ONCE
     generated: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+
+    @property
+    def provenance(self) -> dict[str, tuple[tuple[str, str], ...]]:
+        """What was run, on what, and the words of the page."""
+        runs = self.collection.runs
+        parts = {"facts": provenance.facts(self.collection), "environment": provenance.environment(runs)}
+        return parts | {"definitions": provenance.definitions(runs)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; values in `results` are fractions, in tables percent."""
         return {
             "schema": 2,
-            "title": self.title,
-            "generated": self.generated,
-            "headline": self.headline,
-            "sentences": list(self.sentences),
+            **{name: getattr(self, name) for name in ("title", "generated", "headline", "sentences", "commands")},
             **self.data,
-            "facts": dict(self.facts),
             "figures": [f"{figure.id}.svg" for section in self.sections for figure in section.figures],
             "tables": [table.to_dict() for section in self.sections for table in section.tables],
-            "problems": [{"folder": str(p.folder), "kind": p.kind, "reason": p.reason} for p in self.problems],
+            "problems": [
+                {"folder": str(p.folder), "kind": p.kind, "reason": p.reason} for p in self.collection.problems
+            ],
             "runs": list(dict.fromkeys(row.run.spec.name for row in self.rows)),
-            "environment": dict(self.environment),
-            "commands": list(self.commands),
+            "environment": dict(self.provenance["environment"]),
         }
 
 
@@ -73,33 +73,23 @@ def write_report(
         The path of `report.html`.
     """
     folders = [folders] if isinstance(folders, str | Path) else list(folders)
-    collection = collect(*folders)
+    collection, places = collect(*folders), [str(folder) for folder in folders]
     if not collection.runs and not collection.problems:
-        raise ValueError(f"there are no runs in {', '.join(map(str, folders))}. Train some first.")
-    return write(build(collection, title, commands, [str(folder) for folder in folders]), out)
+        raise ValueError(f"there are no runs in {', '.join(places)}. Train some first.")
+    return write(build(collection, title, commands or provenance.commands(collection.runs, places)), out)
 
 
-def build(
-    collection: Collection, title: str = TITLE, commands: Sequence[str] = (), folders: Sequence[str] = ()
-) -> Report:
+def build(collection: Collection, title: str = TITLE, commands: Sequence[str] = ()) -> Report:
     """Work out everything a report says."""
     rows = tidy(collection)
     settings = settings_of(rows)
     test = [setting for setting in settings if setting.spec.validation == 0]
     numbers, cells = summary.coverage(test), summary.gains(test)
     return Report(
-        title=title,
-        headline=summary.headline(test) if settings else "No run is finished.",
-        sentences=tuple(summary.sentences(test, numbers, cells)),
-        sections=tuple(sections.build(settings)),
-        rows=tuple(rows),
-        facts=provenance.facts(collection),
-        environment=provenance.environment(collection.runs),
-        commands=provenance.commands(collection.runs, commands, folders),
-        definitions=provenance.definitions(collection.runs),
-        problems=collection.problems,
-        data={**summary.to_dict(numbers, cells), "results": [r for setting in settings for r in results(setting)]},
-    )
+        title, summary.headline(test) if settings else "No run is finished.",
+        tuple(summary.sentences(test, numbers, cells)), tuple(sections.build(settings)), tuple(rows), collection,
+        tuple(commands), summary.to_dict(numbers, cells) | {"results": [r for s in settings for r in results(s)]},
+    )  # fmt: skip
 
 
 def results(setting: Setting) -> list[dict[str, Any]]:
@@ -107,28 +97,24 @@ def results(setting: Setting) -> list[dict[str, Any]]:
     found = []
     for method in setting.methods:
         values, ours, reached = setting.values(method), setting.summary(method), setting.reached(method)
-        if ours is None:
-            continue
         differences = {
             "to_baseline": setting.difference(method, setting.baseline(method)),
             "to_control": setting.difference(method, setting.control(method)),
             "to_paper": reached.difference if reached else None,
         }
-        found.append(
-            {
-                "setting": setting.spec.to_dict(),
-                "subset": setting.subset,
-                "counted": not setting.earlier_draw and setting.spec.validation == 0,
-                **{name: getattr(method, name) for name in ("head", "radius", "loss")},
-                "head_options": dict(method.head_options),
-                "loss_options": dict(method.loss_options),
-                "top1": {str(seed) if not split else f"{seed}/{split}": v for (seed, split), v in values.items()},
-                **{name: getattr(ours, name) for name in ("mean", "std", "low", "high", "n")},
-                "paper": {cell.table: cell.value for cell in setting.cells(method) if cell.metric == "top1"},
-                **{name: difference.to_dict() if difference else None for name, difference in differences.items()},
-                "reached": reached.word if reached else "",
-            }
-        )
+        entry = {
+            "setting": setting.spec.to_dict(),
+            "subset": setting.subset,
+            "counted": not setting.earlier_draw and setting.spec.validation == 0,
+            **method._asdict(),
+            "head_options": dict(method.head_options),
+            "loss_options": dict(method.loss_options),
+            "top1": {str(seed) if not split else f"{seed}/{split}": value for (seed, split), value in values.items()},
+            **{name: getattr(ours, name) for name in ("mean", "std", "low", "high", "n")},
+            "paper": {cell.table: cell.value for cell in setting.cells(method) if cell.metric == "top1"},
+            "reached": reached.word if reached else "",
+        }
+        found.append(entry | {name: d.to_dict() if d else None for name, d in differences.items()})
     return found
 
 
@@ -136,15 +122,13 @@ def write(report: Report, out: str | Path) -> Path:
     """Write a report's files; figures that an earlier report left there, and this one does not have, are removed."""
     folder = Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    drawn = {f"{figure.id}.svg": figure for section in report.sections for figure in section.figures}
+    drawn = {f"{figure.id}.svg": figure.file for section in report.sections for figure in section.figures}
     for name in _former_figures(folder / "report.json") - drawn.keys():
         (folder / "figures" / name).unlink(missing_ok=True)
-    files = {f"figures/{name}": figure.file for name, figure in drawn.items()}
+    files = {f"figures/{name}": text for name, text in drawn.items()}
     files |= {"report.md": _fill("page.md.j2", report, False), "report.html": _fill("page.html.j2", report, True)}
     files["report.json"] = json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n"
-    if report.rows:
-        files["runs.csv"] = to_csv(report.rows)
-    for name, text in files.items():
+    for name, text in (files | {"runs.csv": to_csv(report.rows)}).items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder / "report.html"
 
@@ -160,10 +144,7 @@ def _former_figures(former: Path) -> set[str]:
 
 def _fill(template: str, report: Report, escape: bool) -> str:
     jinja = load_package("jinja2", "lab")
-    environment = jinja.Environment(
-        loader=jinja.FileSystemLoader(_HERE), autoescape=escape, undefined=jinja.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
+    options = {"undefined": jinja.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "autoescape": escape}
+    environment = jinja.Environment(loader=jinja.FileSystemLoader(_HERE), **options)
     style = (_HERE / "page.css").read_text(encoding="utf-8")
-    text: str = environment.get_template(template).render(report=report, style=style, numbers=len(paper.cells()))
-    return text
+    return str(environment.get_template(template).render(report=report, style=style, **report.provenance))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from maxsep.lab.run import Run
 
 _MARKS = ("spec.json", "result.json", "metrics.jsonl", "failure.json", "weights.safetensors", "resume")
 _ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError)
-DETECTION_METRICS = ("auroc", "aupr", "fpr95", "oscr")
+_METRICS = ("auroc", "aupr", "fpr95", "oscr")
 
 
 @dataclass(frozen=True)
@@ -51,57 +51,50 @@ def collect(*folders: str | Path) -> Collection:
         for folder in sorted(_run_folders(root)):
             run = Run(folder)
             try:
-                problem, measured = _check(run), {} if run.state != "finished" else dict(_measured(run))
-                name = "" if problem else run.spec.name
+                problem, measured = _without_result(run), {}
+                if problem is None:
+                    measured = _measured(run)
+                    if (first := runs.get(run.spec.name)) is not None:
+                        problem = Problem(folder, "duplicate", f"the same run as {first.folder}, which is used")
             except _ERRORS as error:
                 problem = Problem(folder, "broken", _one_line(error))
-            if problem is None and name in runs:
-                if (first := runs[name].folder).resolve() == folder.resolve():
-                    continue
-                problem = Problem(folder, "duplicate", f"the same run as {first}, which is used")
-            if problem is not None:
+            if problem is None:
+                runs[run.spec.name], values[run.spec.name] = run, measured
+                problems += _read_files(run, measured)
+            elif problem.kind != "duplicate" or first is None or first.folder.resolve() != folder.resolve():
                 problems.append(problem)
-                continue
-            runs[name], values[name] = run, measured
-            problems += _read_files(run, measured)
     return Collection(tuple(runs.values()), values, tuple(problems))
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
     if any((root / mark).exists() for mark in _MARKS):
         yield root
-        return
-    for child in root.iterdir():
-        if child.is_dir():
-            yield from _run_folders(child)
+    else:
+        for child in root.iterdir():
+            yield from _run_folders(child) if child.is_dir() else ()
 
 
-def _check(run: Run) -> Problem | None:
+def _without_result(run: Run) -> Problem | None:
     """The reason why a run has no result, if it has none."""
+    if run.state == "finished":
+        return None
     if run.state == "failed":
         return Problem(run.folder, "failed", " ".join(str((run.read("failure.json") or {})["error"]).split()))
-    if run.state == "finished":
-        top1 = run.metrics["top1"]
-        if not isinstance(top1, int | float) or not 0 <= top1 <= 1:
-            raise ValueError(f"top1 must be a fraction in [0, 1], got {top1!r}")
-        return None
-    spec = run.read("spec.json")
-    if spec is None:
-        raise ValueError("neither result.json nor spec.json is there")
-    epochs = spec.get("epochs", "?")
-    return Problem(run.folder, "unfinished", f"{len(run.history)} of {epochs} epochs done; train it again to resume")
+    epochs = f"{len(run.history)} of {run.spec.epochs} epochs done"
+    return Problem(run.folder, "unfinished", f"{epochs}; train it again to resume")
 
 
-def _measured(run: Run) -> Iterator[tuple[str, float]]:
+def _measured(run: Run) -> dict[str, float]:
     """Every finite number of a run; the calibration error only if it is that of the probabilities of the loss."""
-    _ = run.history  # a torn log is a problem of the run
-    for name, value in run.metrics.items():
-        stale = name == "ece" and run.metrics.get("softmax_scale", 1.0) != run.spec.softmax_scale
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and not stale:
-            yield name, float(value)
+    _ = run.history  # a damaged log is a problem of the run
+    _fraction(run.metrics["top1"])
+    numbers = {name: value for name, value in run.metrics.items() if type(value) in (int, float)}
+    if run.metrics.get("softmax_scale", 1.0) != run.spec.softmax_scale:
+        numbers.pop("ece", None)
+    return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _read_files(run: Run, measured: dict[str, float]) -> Iterable[Problem]:
+def _read_files(run: Run, measured: dict[str, float]) -> Iterator[Problem]:
     """Add what `detection.json` measured; name the files that cannot be read."""
     for name, read in (("detection", _detection), ("features", _features)):
         try:
@@ -115,16 +108,16 @@ def _detection(run: Run) -> dict[str, float]:
     """Detection metrics: the mean over draws of outliers where there are draws, else of all images."""
     found = {}
     for outliers, content in (run.detection or {"sets": {}})["sets"].items():
-        if not isinstance(content["origin"], str) or not isinstance(content["count"], int):
-            raise ValueError(f"the set {outliers} has no origin or count")
+        _finite([content["count"], len(content["origin"])])
         for score, numbers in content["scores"].items():
-            for metric in DETECTION_METRICS:
-                drawn = numbers["draws"][metric]["mean"] if metric in numbers.get("draws", ()) else None
-                found[f"{outliers} {score} {metric}"] = _fraction(numbers["full"][metric] if drawn is None else drawn)
+            draws = numbers.get("draws", {})
+            for metric in _METRICS:
+                value = draws[metric]["mean"] if metric in draws else numbers["full"][metric]
+                found[f"{outliers} {score} {metric}"] = _fraction(value)
         for shape in content["histograms"].values():
+            _finite([*shape["edges"], *shape["known"], *shape["outside"], shape["gap"]])
             if not len(shape["edges"]) - 1 == len(shape["known"]) == len(shape["outside"]):
                 raise ValueError(f"a histogram of {outliers} has other bins than edges")
-            _finite([*shape["edges"], *shape["known"], *shape["outside"], shape["gap"]])
     return found
 
 
@@ -139,7 +132,7 @@ def _features(run: Run) -> dict[str, float]:
 
 def _fraction(value: Any) -> float:
     if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"a detection metric must be a fraction in [0, 1], got {value!r}")
+        raise ValueError(f"a metric must be a fraction in [0, 1], got {value!r}")
     return float(value)
 
 

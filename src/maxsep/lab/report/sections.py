@@ -46,7 +46,7 @@ _KINDS = {
         "differ in one part, their difference is the worth of that part. Weight decay and mixup were chosen on "
         "held-out data. Published numbers use other draws of the subset, mostly one seed.",
     ),
-    "other": ("Accuracy", ""),
+    "other": ("Accuracy in other settings", ""),
 }
 
 

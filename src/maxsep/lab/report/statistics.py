@@ -31,11 +31,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary:
-        """Summarise at least one value.
-
-        >>> Summary.of([1.0, 2.0, 3.0]).high
-        4.484137711909649
-        """
+        """Summarise at least one value."""
         mean = fmean(values)
         std = stdev(values) if len(values) > 1 else None
         half = math.nan if std is None else _quantile(len(values) - 1) * std / math.sqrt(len(values))
@@ -63,13 +59,7 @@ class Difference:
     def paired(
         cls, values: Mapping[Key, float], reference: Mapping[Key, float], unit: str = "seed", lower: bool = False
     ) -> Difference | None:
-        """Subtract a reference repetition by repetition; None without a common one.
-
-        Args:
-            values: A value for each repetition (seed or split).
-            reference: The same for what to compare with.
-            unit: What a repetition is called.
-            lower: Whether a negative difference is the better one.
+        """Subtract a reference seed by seed, or split by split (`unit`); None without a common one.
 
         >>> Difference.paired({0: 0.80, 1: 0.81, 2: 0.79}, {0: 0.70, 1: 0.73, 2: 0.70}).word
         'better'
@@ -137,7 +127,7 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; fractions."""
         numbers = {"difference": self.estimate, "low": self.low, "high": self.high, "n": self.n, "p": self.p}
-        return {**numbers, "unit": self.unit, "word": self.word, "repetitions_needed": self.repetitions_needed}
+        return numbers | {"unit": self.unit, "word": self.word, "repetitions_needed": self.repetitions_needed}
 
 
 @dataclass(frozen=True)
@@ -150,15 +140,7 @@ class Reached:
     def of(
         cls, values: Sequence[float], printed: float, std: float | None = None, runs: int = 1, lower: bool = False
     ) -> Reached:
-        """Compare a mean with a printed number.
-
-        Args:
-            values: Ours, one for each repetition.
-            printed: The paper's number, or the mean of its runs.
-            std: The standard deviation of its runs, if it prints one: then the interval is Welch's.
-            runs: How many runs are behind it.
-            lower: Whether lower is better.
-        """
+        """Compare our mean with a printed number; with the `std` of several `runs` the interval is Welch's."""
         ours = Summary.of(values)
         estimate = ours.mean - printed
         if ours.std is None or ours.low is None or ours.high is None:
@@ -197,11 +179,7 @@ def signed(value: float, digits: int = 1) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Count things.
-
-    >>> plural(1, "seed"), plural(3, "split")
-    ('1 seed', '3 splits')
-    """
+    """Count things: 1 seed, 3 seeds."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

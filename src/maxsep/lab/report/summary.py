@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report import names
-from maxsep.lab.report.controls import BASELINES, Method
+from maxsep.lab.report.controls import Method
 from maxsep.lab.report.rows import FIRST_SEED, LOWER_IS_BETTER, Setting, matrix_methods
 from maxsep.lab.report.statistics import Difference, Reached, Summary, plural, signed
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table
@@ -28,19 +28,28 @@ RETRAINED = (
 _RETRAINED_RUNS = (
     "cifar10-lt0.01-resnet34-maxsep-r0.1-s125-bf6dd41f3a", "cifar10-lt0.01-resnet34-scaled-r0.1-s125-5a522c0b54",
 )  # fmt: skip
-_POOLED = tuple((dataset, imbalance) for dataset in ("cifar10", "cifar100") for imbalance in (0.01, 0.02))
+_POOLED = {(dataset, tail, "resnet34") for dataset in ("cifar10", "cifar100") for tail in (0.01, 0.02)}
 _POOLED_SEEDS = (FIRST_SEED, FIRST_SEED + 1, FIRST_SEED + 2)
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the paper: the method that answers it best, how many counted repetitions, and the word."""
+    """A number of the paper, whether a run answers it, and how the best counted answer compares."""
 
     cell: paper.Cell
     measured: bool
     repetitions: int = 0
-    word: str = ""
-    reached: bool | None = None
+    comparison: Reached | None = None
+
+    @property
+    def word(self) -> str:
+        """agrees, above, below, undecided, or nothing."""
+        return self.comparison.word if self.comparison else ""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether ours agrees or is better; None without an interval."""
+        return self.comparison.reached if self.comparison else None
 
 
 @dataclass(frozen=True)
@@ -71,34 +80,29 @@ class Gain:
     @property
     def paper(self) -> float | None:
         """The paper's gain as a fraction: of its means over five runs where it prints them."""
-        cell = self.cell
-        table = paper.FIVE_RUNS if cell.table == "Table 1" else cell.table
-        heads = {
-            other.head: other.fraction
-            for other in paper.cells()
-            if (other.table, other.metric, *other.key[:3], other.imbalance)
-            == (table, cell.metric, *cell.key[:3], cell.imbalance)
-        }
+        table = paper.FIVE_RUNS if self.cell.table == "Table 1" else self.cell.table
+        same = [other for other in paper.cells() if (other.table, other.metric) == (table, self.cell.metric)]
+        place = (*self.cell.key[:3], self.cell.imbalance)
+        heads = {other.head: other.fraction for other in same if (*other.key[:3], other.imbalance) == place}
         return heads["maxsep"] - heads["plain"] if {"maxsep", "plain"} <= heads.keys() else None
 
     @property
     def reached(self) -> bool | None:
         """Whether the paper's gain lies in our interval or below it; None without an interval."""
         ours = self.to_baseline
-        if ours is None or ours.high is None or self.paper is None or not self.counted:
-            return None
-        return self.paper <= ours.high
+        known = ours is not None and ours.high is not None and self.paper is not None and self.counted
+        return self.paper <= ours.high if known else None  # type: ignore[operator, union-attr]
 
     @property
     def label(self) -> str:
         """The cell in a few words; a dagger marks an earlier draw of the subset."""
         cell, dataset = self.cell, names.dataset_label(self.setting.spec.dataset)
+        balance = "balanced" if cell.imbalance == 1 else f"{cell.imbalance:g}"
         if cell.table == "Table 1":
-            balance = "balanced" if cell.imbalance == 1 else f"{cell.imbalance:g}"
             label = f"{dataset} {balance}, {names.network_label(cell.network)}"
         elif cell.table == "LDAM and MiSLAS":
             reading = {"cosine_maxsep": ", cosines", "maxsep_cosine": ", columns"}.get(self.method.head, "")
-            label = f"{cell.method} {cell.imbalance:g}{reading}"
+            label = f"{cell.method} {balance}{reading}"
         else:
             outliers, score, _ = cell.metric.split()
             where = {"svhn": "SVHN", "places": "Places", "unknown": dataset}.get(outliers, outliers.upper())
@@ -107,32 +111,31 @@ class Gain:
 
 
 def coverage(settings: Sequence[Setting]) -> list[Number]:
-    """Join every number of the paper with the runs that answer it; runs of earlier draws and other lengths count not.
+    """Join every number of the paper with the runs that answer it.
 
-    Where two methods answer one number, the one with more repetitions does.
+    Runs of an earlier draw of the subset are measured and not counted; runs of other lengths are neither. Where two
+    methods answer one number, the one with more repetitions does.
     """
     answers: dict[paper.Cell, list[tuple[Setting, Method]]] = {}
     for setting in settings:
         for method in setting.methods:
             if not paper.departures(setting.spec_of(method)):
-                for number in setting.cells(method):
-                    if setting.values(method, number.metric):
-                        answers.setdefault(number, []).append((setting, method))
+                for cell in setting.cells(method):
+                    if setting.values(method, cell.metric):
+                        answers.setdefault(cell, []).append((setting, method))
     return [_number(cell, answers.get(cell, [])) for cell in paper.cells() if cell.table in paper.TABLES]
 
 
 def _number(cell: paper.Cell, answers: Sequence[tuple[Setting, Method]]) -> Number:
-    counted = [pair for pair in answers if not pair[0].earlier_draw]
+    counted = [(s, m) for s, m in answers if not s.earlier_draw]
     if not counted:
         return Number(cell, bool(answers))
     setting, method = max(counted, key=lambda pair: len(pair[0].values(pair[1], cell.metric)))
     values = list(setting.values(method, cell.metric).values())
+    found = Reached.of(values, cell.fraction, lower=cell.metric.split()[-1] in LOWER_IS_BETTER)
     if cell.table == "Table 1":  # its cells are compared with the paper's mean over five runs
-        reached = setting.reached(method, cell.metric)
-    else:
-        reached = Reached.of(values, cell.fraction, lower=cell.metric.split()[-1] in LOWER_IS_BETTER)
-    assert reached is not None
-    return Number(cell, True, len(values), reached.word, reached.reached)
+        found = setting.reached(method, cell.metric) or found
+    return Number(cell, True, len(values), found)
 
 
 def coverage_table(numbers: Sequence[Number]) -> Table:
@@ -140,12 +143,11 @@ def coverage_table(numbers: Sequence[Number]) -> Table:
     rows = []
     for table in (*paper.TABLES, "all tables"):
         found = [number for number in numbers if table in (number.cell.table, "all tables")]
-        counts = [len(found), sum(number.measured for number in found)]
-        counts += [sum(number.repetitions >= ENOUGH for number in found)]
-        cells = [Cell(f"{count}", tone="" if count else "muted", value=count) for count in counts]
+        enough = sum(number.repetitions >= ENOUGH for number in found)
+        counts = (len(found), sum(number.measured for number in found), enough)
         words = [sum(number.word == word for number in found) for word in WORDS]
-        cells.append(Cell(" / ".join(map(str, words))) if any(words) else EMPTY)
-        rows.append(Row((Cell(table), *cells)))
+        cells = [Cell(f"{count}", tone="" if count else "muted", value=count) for count in counts]
+        rows.append(Row((Cell(table), *cells, Cell(" / ".join(map(str, words))) if any(words) else EMPTY)))
     caption = (
         "Three seeds, or three splits of an open set. The words compare ours with the paper's number by the 95 % "
         "interval, as docs/plan.md defines them; one seed has no word."
@@ -169,72 +171,51 @@ def gains(settings: Sequence[Setting]) -> list[Gain]:
 
 
 def headline(settings: Sequence[Setting]) -> str:
-    """Answer in one sentence what the matrix adds to its control, and what the radius does."""
-    matrix, radius = list(_matrix(settings)), [d for d in _radius(settings) if d.excludes_zero]
+    """Answer in one sentence what the matrix adds to its control, and what the radius does without it."""
+    pairs = [(s, s.difference(m, control)) for s in settings for m, _, control in matrix_methods(s)]
+    matrix = [d for _, d in pairs if d is not None and d.n >= ENOUGH and d.low is not None]
     if not matrix:
         return "No comparison of the matrix with its control has three seeds yet: the page has estimates, no verdict."
     count = f"{plural(len(matrix), 'comparison')} with three seeds"
     better, worse = (sum(difference.word == word for difference in matrix) for word in ("better", "worse"))
-    told = f"makes no visible difference to accuracy in {count}"
-    if better or worse:
-        parts = [f"raises accuracy in {better}"] * bool(better) + [f"lowers it in {worse}"] * bool(worse)
-        told = f"{' and '.join(parts)} of {count}"
-    if radius:
-        ends = sorted({signed(100 * difference.estimate) for difference in radius}, key=lambda text: float(
-            text.replace("\N{MINUS SIGN}", "-")
-        ))  # fmt: skip
-        told += f"; the radius alone moves it by {' to '.join(dict.fromkeys((ends[0], ends[-1])))} points"
+    parts = [f"raises accuracy in {better}"] * bool(better) + [f"lowers it in {worse}"] * bool(worse)
+    told = f"{' and '.join(parts)} of {count}" if parts else f"makes no visible difference to accuracy in {count}"
+    scaled = [(s, m) for s in settings for m in s.methods if m.head in ("scaled", "control") and m.radius != 1]
+    radius = [s.difference(m, s.baseline(m)) for s, m in scaled]
+    moves = sorted(d.estimate for d in radius if d is not None and d.n >= ENOUGH and d.excludes_zero)
+    if moves:
+        ends = dict.fromkeys(signed(100 * estimate) for estimate in (moves[0], moves[-1]))
+        told += f"; the radius alone moves it by {' to '.join(ends)} points"
     return f"At equal radius, the matrix {told}."
 
 
-def _matrix(settings: Sequence[Setting]) -> Iterator[Difference]:
-    for setting in settings:
-        for method, _, control in matrix_methods(setting):
-            found = setting.difference(method, control)
-            if found is not None and found.n >= ENOUGH and found.low is not None:
-                yield found
-
-
-def _radius(settings: Sequence[Setting]) -> Iterator[Difference]:
-    """What a radius does without the matrix: linear heads with a factor against linear heads without."""
-    for setting in settings:
-        for method in setting.methods:
-            if method.head in BASELINES[1:3] and method.radius != 1:
-                found = setting.difference(method, setting.baseline(method))
-                if found is not None and found.n >= ENOUGH:
-                    yield found
-
-
 def sentences(settings: Sequence[Setting], numbers: Sequence[Number], cells: Sequence[Gain]) -> list[str]:
-    """Say at most four things about what was reproduced; nothing for runs that the paper does not have."""
-    measured = [number for number in numbers if number.measured]
+    """Say at most four things about what was reproduced; of runs that the paper does not have only the theorem."""
+    theorem = [THEOREM] if any(setting.spec.optimiser == "sgd" for setting in settings) else []
+    enough = [number for number in numbers if number.repetitions >= ENOUGH]
+    measured = sum(number.measured for number in numbers)
     if not measured:
-        return [THEOREM] if any(setting.spec.optimiser == "sgd" for setting in settings) else []
-    enough = [number for number in measured if number.repetitions >= ENOUGH]
-    told = [
-        f"Of the {len(numbers)} numbers in the paper's tables, {len(measured)} have a run here and {len(enough)} have "
-        f"three seeds; {sum(bool(number.reached) for number in enough)} of these are reached."
+        return theorem
+    table1 = [gain.reached for gain in cells if gain.cell.table == "Table 1" and gain.reached is not None]
+    return [
+        f"Of the {len(numbers)} numbers in the paper's tables, {measured} have a run here and {len(enough)} have three "
+        f"seeds; {sum(bool(number.reached) for number in enough)} of these are reached.",
+        f"The paper's gain over the linear head is reached in {sum(table1)} of {plural(len(table1), 'cell')} of "
+        "Table 1 that have an interval.",
+        pooled_sentence(settings),
+        *theorem,
     ]
-    table1 = [gain for gain in cells if gain.cell.table == "Table 1" and gain.reached is not None]
-    if table1:
-        reached = sum(bool(gain.reached) for gain in table1)
-        told.append(
-            f"The paper's gain over the linear head is reached in {reached} of {plural(len(table1), 'cell')} of "
-            "Table 1 that have three seeds."
-        )
-    return [*told, pooled_sentence(settings), THEOREM]
 
 
 def pooled(settings: Sequence[Setting]) -> Summary | list[float]:
     """Return the one pooled number of the plan once its twelve differences matrix - control exist, else the list."""
-    found = []
+    found: list[float] = []
+    matrix, control = Method("maxsep", 0.1), Method("control", 0.1)
     for setting in settings:
-        spec = setting.spec
-        if spec.network == "resnet34" and (spec.dataset, spec.imbalance) in _POOLED and not setting.earlier_draw:
-            matrix, control = (setting.values(Method(head, 0.1)) for head in ("maxsep", "control"))
-            if Method("maxsep", 0.1) in setting.methods and setting.cells(Method("maxsep", 0.1)):
-                found += [matrix[seed, 0] - control[seed, 0] for seed in _POOLED_SEEDS
-                          if (seed, 0) in matrix and (seed, 0) in control]  # fmt: skip
+        place = setting.spec.dataset, setting.spec.imbalance, setting.spec.network
+        if place in _POOLED and not setting.earlier_draw and matrix in setting.methods and setting.cells(matrix):
+            ours, theirs = setting.values(matrix), setting.values(control)
+            found += [ours[key] - theirs[key] for seed in _POOLED_SEEDS if (key := (seed, 0)) in ours and key in theirs]
     return Summary.of(found) if len(found) == len(_POOLED) * len(_POOLED_SEEDS) else found
 
 
@@ -255,18 +236,11 @@ def retrained(settings: Sequence[Setting]) -> list[str]:
 
 def to_dict(numbers: Sequence[Number], cells: Sequence[Gain]) -> dict[str, Any]:
     """The coverage and the forest plot as plain JSON types."""
-    return {
-        "coverage": [
-            {**{name: getattr(number.cell, name) for name in ("table", "dataset", "network", "method", "head")},
-             "imbalance": number.cell.imbalance, "metric": number.cell.metric, "paper": number.cell.value,
-             "measured": number.measured, "repetitions": number.repetitions, "word": number.word}
-            for number in numbers
-        ],
-        "forest": [
-            {"table": gain.cell.table, "cell": gain.label, "paper": gain.paper, "counted": gain.counted,
-             "reached": gain.reached,
-             "to_baseline": gain.to_baseline.to_dict() if gain.to_baseline else None,
-             "to_control": gain.to_control.to_dict() if gain.to_control else None}
-            for gain in cells
-        ],
-    }  # fmt: skip
+    told = [{**asdict(n.cell), "measured": n.measured, "repetitions": n.repetitions, "word": n.word} for n in numbers]
+    forest = []
+    for gain in cells:
+        differences = {"to_baseline": gain.to_baseline, "to_control": gain.to_control}
+        row = {"table": gain.cell.table, "cell": gain.label, "paper": gain.paper, "counted": gain.counted}
+        row["reached"] = gain.reached
+        forest.append(row | {name: found.to_dict() if found else None for name, found in differences.items()})
+    return {"coverage": told, "forest": forest}

@@ -137,17 +137,10 @@ class Block:
 def comparison_table(
     id: str, title: str, blocks: Sequence[Block], caption: str = "", folded: bool = False, extra: Sequence[Row] = ()
 ) -> Table:
-    """Compare methods: ours with its interval, the distance to the paper, to the baseline and to the control.
+    """Compare methods: ours with its interval, the differences to the paper, to the baseline and to the control.
 
-    Columns that no row fills are left out.
-
-    Args:
-        id: Name of the table.
-        title: Its title.
-        blocks: Settings with as many measures each.
-        caption: What to know about it.
-        folded: Whether a page shows it only when asked.
-        extra: Rows of numbers that others published: a name and a value; they open the first block.
+    Blocks have as many measures each; columns that no row fills are left out. `extra` are rows of two cells, with
+    numbers that others published, which come first.
     """
     first, *others = blocks[0].measures
     columns = ["method", first.heading, "to the paper", "to linear", "to the control"]
@@ -205,17 +198,12 @@ def _measured(block: Block, method: Method, measure: Measure, main: bool) -> Cel
 
 
 def _mean(summary: Summary, measure: Measure, main: bool) -> str:
-    """Write a mean, with its 95 % interval in the main column.
-
-    >>> _mean(Summary(0.5, 0.01, 0.475, 0.525, 3), ACCURACY, True)
-    '50.00 [47.5, 52.5]'
-    """
+    """Write a mean, with its 95 % interval in the main column: 50.00 [47.5, 52.5]."""
     text = f"{measure.scale * summary.mean:.{measure.digits}f}"
     if not main or summary.low is None or summary.high is None:
         return text
-    digits = measure.interval_digits
-    low, high = (max(0.0, measure.scale * end) for end in (summary.low, summary.high))
-    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+    ends = (f"{max(0.0, measure.scale * end):.{measure.interval_digits}f}" for end in (summary.low, summary.high))
+    return f"{text} [{', '.join(ends)}]"
 
 
 def _to_paper(setting: Setting, method: Method, measure: Measure) -> Cell:
