@@ -79,7 +79,7 @@ def test_subsets_of_one_seed_are_not_merged(tmp_path, run_folder, settings):
     for seed in (123, 124, 125):
         run_folder(tmp_path, CIFAR.replace(seed=seed, subset_seed=0), top1=0.5)
     (shared,) = settings(tmp_path)
-    assert len(shared.values(USUAL)) == 3, "one subset for all seeds is one setting"
+    assert (len(shared.values(USUAL)), shared.subset) == (3, "one subset for all seeds")
     for seed in (124, 125):
         run_folder(tmp_path, CIFAR.replace(seed=seed, subset_seed=seed - 123), top1=0.7)
     found = {setting.subset: setting.values(USUAL) for setting in settings(tmp_path)}

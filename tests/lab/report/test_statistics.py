@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from maxsep.lab.report.statistics import Difference, Reached, Summary
+from maxsep.lab.report.statistics import Difference, Summary
 
 FRACTIONS = st.floats(0, 1, allow_nan=False)
 
@@ -81,7 +81,7 @@ def test_the_interval_covers_the_truth_in_95_of_100_simulations():
 
 def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
     ours, mean, std = [0.70, 0.72, 0.71], 0.69, 0.01
-    found = Reached.of(ours, mean, std, 5).difference
+    found = Difference.to_printed(ours, mean, std, 5)
     welch = stats.ttest_ind_from_stats(np.mean(ours), np.std(ours, ddof=1), 3, mean, std, 5, equal_var=False)
     freedom = welch.df if hasattr(welch, "df") else None
     half = (found.high - found.low) / 2
@@ -90,7 +90,7 @@ def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
     assert welch.statistic == pytest.approx(statistic)
     if freedom is not None:
         assert half == pytest.approx(stats.t.ppf(0.975, freedom) * found.estimate / statistic)
-    single = Reached.of(ours, mean).difference
+    single = Difference.to_printed(ours, mean)
     assert (single.low, single.high) == pytest.approx([end - mean for end in stats.t.interval(
         0.95, 2, np.mean(ours), stats.sem(ours))])  # fmt: skip
 
@@ -109,5 +109,5 @@ def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
     ],
 )
 def test_the_words_of_the_plan(values, lower, word, reached):
-    found = Reached.of(values, 0.7 if word != "agrees" or values[0] > 0.6 else 0.695, lower=lower)
-    assert (found.word, found.reached) == (word, reached)
+    found = Difference.to_printed(values, 0.7 if word != "agrees" or values[0] > 0.6 else 0.695, lower=lower)
+    assert (found.agreement, found.is_reached) == (word, reached)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from maxsep.lab.report.statistics import Difference, Summary
+from maxsep.lab.report.statistics import Difference
 from maxsep.lab.report.summary import Gain
 from maxsep.lab.report.svg import (
     INK,
@@ -92,20 +92,6 @@ def class_gain_figure(id: str, title: str, counts: Sequence[int], gains: Mapping
         axes.set(xlabel="training images of the class (frequent to rare)", ylabel="gain over linear, points")
         words = "; ".join(f"{head}: mean {100 * sum(v) / len(v):+.1f} points" for head, v in gains.items())
         return _titled(figure, axes, id, title, f"Gain of every class over the linear head, {title}. {words}.")
-
-
-def radius_figure(id: str, title: str, curves: Mapping[str, Sequence[tuple[float, Summary]]], where: str) -> Figure:
-    """Draw accuracy against the radius for each head."""
-    with canvas() as (figure, axes):
-        for place, (head, points) in enumerate(curves.items()):
-            dodge = 1.05 ** (2 * place - len(curves) + 1)  # equal values stand side by side
-            radii, means = [radius * dodge for radius, _ in points], [100 * summary.mean for _, summary in points]
-            look = _look(head) | {"label": _LABELS.get(head, head), "capsize": 2, "elinewidth": 0.9}
-            axes.errorbar(radii, means, [100 * (summary.std or 0.0) for _, summary in points], **look)
-        _logarithmic(axes.xaxis, sorted({radius for points in curves.values() for radius, _ in points}))
-        axes.set(xlabel="radius (logarithmic)", ylabel=f"{where}, %")
-        alt = f"{where.capitalize()} against the radius for {', '.join(curves)}, {title}."
-        return _titled(figure, axes, id, title, alt, "Bars are one standard deviation over seeds.")
 
 
 def curve_figures(id: str, title: str, histories: Histories) -> list[Figure]:

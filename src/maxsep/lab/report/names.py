@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from maxsep.lab.data import Dataset
 from maxsep.lab.report.controls import Method
-from maxsep.lab.spec import Options, RunSpec
+from maxsep.lab.spec import RunSpec
 
 NETWORKS = {
     **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
@@ -26,11 +26,8 @@ _HEADS = {
 }
 _LOSSES = {"ldam": "LDAM", "cross_entropy": "cross-entropy", "logit_adjusted": "logit adjustment"}
 _OPTIONS = {
-    "max_margin": "margin {}",
-    "reweight_from": "DRW from epoch {}",
-    "smooth_head": "{} for frequent",
-    "smooth_tail": "{} for rare classes",
-    "rotation": "rotation {}",
+    **{"max_margin": "margin {}", "reweight_from": "DRW from epoch {}", "rotation": "rotation {}"},
+    **{"smooth_head": "{} for frequent", "smooth_tail": "{} for rare classes"},
 }
 SCORES = {
     "max_softmax": "maximum softmax probability (MSP)",
@@ -82,17 +79,15 @@ def method_label(method: Method, with_loss: bool = False) -> str:
     >>> method_label(Method("scaled", 0.1)), method_label(Method("plain"), with_loss=True)
     ('linear × 0.1, not centred', 'linear (cross-entropy)')
     """
-    label = _HEADS.get(method.head, method.head.replace("_", " ")).format(radius=f"{method.radius:g}")
-    if method.radius != 1 and "{radius}" not in _HEADS.get(method.head, ""):
-        label += f" \N{MULTIPLICATION SIGN} {method.radius:g}"
-    extra = [loss_label(method.loss)] if with_loss or method.loss != "cross_entropy" else []
-    extra += _options((*method.head_options, *method.loss_options))
-    return f"{label} ({', '.join(extra)})" if extra else label
-
-
-def loss_label(loss: str) -> str:
-    """A loss as people write it."""
-    return _LOSSES.get(loss, loss.replace("_", " "))
+    pattern = _HEADS.get(method.head, method.head.replace("_", " "))
+    if method.radius != 1 and "{radius}" not in pattern:
+        pattern += " \N{MULTIPLICATION SIGN} {radius}"
+    extra = [_LOSSES.get(method.loss, method.loss.replace("_", " "))]
+    extra = extra if with_loss or method.loss != "cross_entropy" else []
+    for key, value in (*method.head_options, *method.loss_options):
+        if (key, value) != ("reweight", "effective"):
+            extra.append(_OPTIONS.get(key, f"{key}={{}}").format(value))
+    return pattern.format(radius=f"{method.radius:g}") + (f" ({', '.join(extra)})" if extra else "")
 
 
 def differences(specs: Sequence[RunSpec]) -> list[str]:
@@ -102,33 +97,23 @@ def differences(specs: Sequence[RunSpec]) -> list[str]:
     ['20 epochs', '40 epochs']
     """
     told = []
+    settings = {(spec.optimiser, *(getattr(spec, name) for name in _OF_OPTIMISER)) for spec in specs}
+    follow = len(settings) == len({spec.optimiser for spec in specs}) > 1  # the optimiser's name says its settings
     for spec in specs:
-        second = spec.start_from is not None
-        alike = [peer for peer in specs if (peer.start_from is not None) == second]
-        fields = [name for name in RunSpec.__dataclass_fields__ if name not in _QUIET]
-        varying = [name for name in fields if _varies(name, alike if name in _OF_STAGE else specs)]
-        settings = {(peer.optimiser, *(getattr(peer, name) for name in _OF_OPTIMISER)) for peer in specs}
-        if "optimiser" in varying and len(settings) == len({peer.optimiser for peer in specs}):
-            varying = [name for name in varying if name not in _OF_OPTIMISER]  # the optimiser's name says them
-        words = filter(None, (_field(name, getattr(spec, name)) for name in varying))
-        told.append(", ".join([*(["second stage"] if second else []), *words]))
+        alike = [peer for peer in specs if peer.stage == spec.stage]
+        words = ["second stage"] if spec.start_from is not None else []
+        for name in RunSpec.__dataclass_fields__:
+            peers = alike if name in _OF_STAGE else specs
+            varies = len({getattr(peer, name) for peer in peers}) > 1
+            if varies and name not in _QUIET and not (follow and name in _OF_OPTIMISER):
+                words.append(_field(name, getattr(spec, name)))
+        told.append(", ".join(filter(None, words)))
     return told
-
-
-def _varies(name: str, specs: Sequence[RunSpec]) -> bool:
-    return len({getattr(spec, name) for spec in specs}) > 1
-
-
-def _options(given: Options) -> list[str]:
-    told = [(key, value) for key, value in given if (key, value) != ("reweight", "effective")]
-    return [
-        "by cosine" if (key, value) == ("normalise", True) else _OPTIONS.get(key, f"{key}={{}}").format(value)
-        for key, value in told
-    ]
 
 
 def _field(name: str, value: object) -> str:
     """Say a field and its value: 200 epochs."""
+    word = name.replace("_", " ").replace("nesterov", "Nesterov")
     if name == "augmentation":
         return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
     if name == "data_order":
@@ -137,9 +122,8 @@ def _field(name: str, value: object) -> str:
         return f"{value} epoch{'' if value == 1 else 's'}"
     if isinstance(value, tuple):
         return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value)
-    word = name.replace("_", " ").replace("nesterov", "Nesterov")
-    if isinstance(value, bool) or (name == "mixup" and not value):
-        return word if value else f"no {word}"
     if isinstance(value, RunSpec):
         return f"starts from a run of {value.epochs} epochs"
+    if isinstance(value, bool) or (name == "mixup" and not value):
+        return word if value else f"no {word}"
     return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"

@@ -223,7 +223,7 @@ def write_page(
     setting = found.setting
     table = Section("comparison", "Methods", tuple(found.header), (found.table,), after=tuple(found.warnings))
     parts = [table, _mistakes(setting, data_root), _classes(setting), sections.class_gains([setting])]
-    parts += [sections.radii([setting]), sections.curves([setting])]
+    parts.append(sections.curves([setting]))
     theorem = [THEOREM] if all(spec.optimiser == "sgd" for spec in found.specs) else []
     sentences = (*(comparison.text for comparison in found.comparisons), *theorem)
     shown, rows = tuple(part for part in parts if part is not None), tuple(setting.rows)

@@ -100,7 +100,7 @@ def results(setting: Setting) -> list[dict[str, Any]]:
         differences = {
             "to_baseline": setting.difference(method, setting.baseline(method)),
             "to_control": setting.difference(method, setting.control(method)),
-            "to_paper": reached.difference if reached else None,
+            "to_paper": reached,
         }
         entry = {
             "setting": setting.spec.to_dict(),
@@ -112,7 +112,7 @@ def results(setting: Setting) -> list[dict[str, Any]]:
             "top1": {str(seed) if not split else f"{seed}/{split}": value for (seed, split), value in values.items()},
             **{name: getattr(ours, name) for name in ("mean", "std", "low", "high", "n")},
             "paper": {cell.table: cell.value for cell in setting.cells(method) if cell.metric == "top1"},
-            "reached": reached.word if reached else "",
+            "reached": reached.agreement if reached else "",
         }
         found.append(entry | {name: d.to_dict() if d else None for name, d in differences.items()})
     return found

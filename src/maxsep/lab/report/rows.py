@@ -12,7 +12,7 @@ from maxsep.lab.report import names
 from maxsep.lab.report.classes import accuracy_by_group, class_counts, is_unequal
 from maxsep.lab.report.controls import MATRIX_HEADS, USUAL, Method, several_losses
 from maxsep.lab.report.runs import Collection
-from maxsep.lab.report.statistics import Difference, Reached, Summary
+from maxsep.lab.report.statistics import Difference, Summary
 from maxsep.lab.run import Run
 from maxsep.lab.spec import ORDERED, RunSpec
 
@@ -22,9 +22,8 @@ LOWER_IS_BETTER = ("fpr95", "angular_fisher", "ece", "loss")
 _FIELDS = (
     *("dataset", "network", "imbalance", "head", "radius", "head_options", "loss", "loss_options", "augmentation"),
     *("mixup", "optimiser", "learning_rate", "weight_decay", "epochs", "precision", "validation", "data_order"),
-    *("subset_seed", "seed"),
+    *("subset_seed", "seed", "stage"),
 )
-COLUMNS = ("run", *_FIELDS, "stage", "split", "counted", "metric", "value", "paper")
 
 Repetition = tuple[int, int]
 """Seed and split of the classes (0 without splits)."""
@@ -48,7 +47,7 @@ class Setting:
     spec: RunSpec
     rows: list[Row] = field(default_factory=list)
     subset: str = ""
-    """Says which draws of the subset these are where a seed has several."""
+    """Which draws of the long-tailed subset these are, if they are not one for every seed."""
     distinction: str = ""
     """The other fields in which it differs from settings of the same dataset, network and imbalance."""
 
@@ -64,7 +63,7 @@ class Setting:
     @property
     def earlier_draw(self) -> bool:
         """Whether its long-tailed subset comes from images in an unofficial order: shown, not counted."""
-        return self.spec.dataset in ORDERED and self.spec.imbalance < 1 and self.spec.data_order != "official"
+        return is_earlier_draw(self.spec)
 
     @property
     def unit(self) -> str:
@@ -90,9 +89,10 @@ class Setting:
     @property
     def balance(self) -> str:
         """The imbalance in words, with what sets it apart from settings like it."""
-        counts = self.counts
-        words = "balanced" if not is_unequal(counts) else f"unequal, {max(counts):,} to {min(counts):,} images a class"
-        words = words if self.spec.imbalance == 1 else f"imbalance {self.spec.imbalance:g}"
+        words, counts = f"imbalance {self.spec.imbalance:g}", self.counts
+        if self.spec.imbalance == 1:
+            unequal = f"unequal, {max(counts, default=0):,} to {min(counts, default=0):,} images a class"
+            words = unequal if is_unequal(counts) else "balanced"
         return " · ".join(filter(None, (words, self.distinction, self.subset)))
 
     def name(self, method: Method) -> str:
@@ -132,23 +132,26 @@ class Setting:
         """The numbers of the paper that a method answers."""
         return paper.cell(self.spec_of(method))
 
-    def reached(self, method: Method, metric: str = "top1") -> Reached | None:
+    def reached(self, method: Method, metric: str = "top1") -> Difference | None:
         """Ours against the paper's number: its mean over five runs where it prints one."""
         printed, bar = paper.best_cell(self.cells(method), metric)
         values, number = list(self.values(method, metric).values()), bar or printed
         if number is None or not values:
             return None
-        std, runs = (number.std, paper.FIVE) if bar else (None, 1)
-        factor = number.fraction / number.value
-        lower = metric.split()[-1] in LOWER_IS_BETTER
-        return Reached.of(values, number.fraction, None if std is None else std * factor, runs, lower)
+        std = None if number.std is None else number.std * number.fraction / number.value
+        return Difference.to_printed(values, number.fraction, std, paper.FIVE, metric.split()[-1] in LOWER_IS_BETTER)
+
+
+def is_earlier_draw(spec: RunSpec) -> bool:
+    """Whether a run's long-tailed subset comes from images in an unofficial order."""
+    return spec.dataset in ORDERED and spec.imbalance < 1 and spec.data_order != "official"
 
 
 def tidy(collection: Collection) -> list[Row]:
     """Return one row for each number of each run; groups of classes are metrics, too."""
     rows = []
     for run in collection.runs:
-        method, repetition = Method.of(run.spec), (run.spec.seed, _split(run.spec))
+        method, repetition = Method.of(run.spec), (run.spec.seed, (names.open_set(run.spec.dataset) or ("", 0))[1])
         numbers = collection.values[run.spec.name] | accuracy_by_group(run.metrics)
         rows += [Row(run, method, repetition, metric, value) for metric, value in numbers.items()]
     return rows
@@ -159,12 +162,12 @@ def settings_of(rows: Sequence[Row]) -> list[Setting]:
     groups: dict[RunSpec, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.run.spec.data_order):  # of two orders of full data the official wins
         groups.setdefault(_base(row.run.spec), []).append(row)
-    found = [
-        Setting(base, part, subset) for base, group in groups.items() for subset, part in _by_subset(group).items()
-    ]
-    for name in {(setting.title, setting.spec.imbalance, setting.spec.validation > 0) for setting in found}:
-        alike = [s for s in found if (s.title, s.spec.imbalance, s.spec.validation > 0) == name]
-        for setting, words in zip(alike, names.differences([s.spec for s in alike]), strict=True):
+    found = [Setting(base, part, subset) for base, rows in groups.items() for subset, part in _by_subset(rows).items()]
+    alike: dict[object, list[Setting]] = {}
+    for setting in found:
+        alike.setdefault((setting.title, setting.spec.imbalance, setting.spec.validation > 0), []).append(setting)
+    for peers in alike.values():
+        for setting, words in zip(peers, names.differences([peer.spec for peer in peers]), strict=True):
             setting.distinction = words
     return sorted(found, key=_order)
 
@@ -173,14 +176,14 @@ def to_csv(rows: Sequence[Row]) -> str:
     """Write the tidy table as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(("run", *_FIELDS, "split", "counted", "metric", "value", "paper"))
     for row in rows:
         spec = row.run.spec
-        fields = [_plain(getattr(spec, name)) for name in _FIELDS]
+        fields = [getattr(spec, name) for name in _FIELDS]
+        fields = [" ".join(f"{k}={v}" for k, v in item) if isinstance(item, tuple) else item for item in fields]
         printed, _ = paper.best_cell(paper.cell(spec), row.metric)
-        earlier = Setting(spec).earlier_draw
-        end = [spec.stage, row.repetition[1], not earlier, row.metric, row.value]
-        writer.writerow([spec.name, *fields, *end, printed.fraction if printed else ""])
+        numbers = row.metric, row.value, printed.fraction if printed else ""
+        writer.writerow((spec.name, *fields, row.repetition[1], not is_earlier_draw(spec), *numbers))
     return text.getvalue()
 
 
@@ -194,10 +197,10 @@ def matrix_methods(setting: Setting) -> Iterator[tuple[Method, Method | None, Me
 def _base(spec: RunSpec) -> RunSpec:
     """What runs of one setting share: neither method nor repetition; on full data the order is a shuffle."""
     split = names.open_set(spec.dataset)
-    dataset = f"osr_{split[0]}_0" if split else spec.dataset
     return spec.replace(
-        dataset=dataset, head="plain", radius=1.0, head_options=(), loss="cross_entropy", loss_options=(), seed=0,
-        subset_seed=0, data_order=spec.data_order if spec.imbalance < 1 else "",
+        dataset=f"osr_{split[0]}_0" if split else spec.dataset, head="plain", radius=1.0, head_options=(),
+        loss="cross_entropy", loss_options=(), seed=0, subset_seed=0,
+        data_order=spec.data_order if spec.imbalance < 1 else "",
     )  # fmt: skip
 
 
@@ -207,21 +210,17 @@ def _by_subset(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         draws.setdefault(row.run.spec.seed, set()).add(row.run.spec.subset_seed)
     if all(len(found) == 1 for found in draws.values()):
-        return {"": list(rows)}
+        shared = len(draws) > 1 and len(set.union(*draws.values())) == 1 and rows[0].run.spec.imbalance < 1
+        return {"one subset for all seeds" if shared else "": list(rows)}
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        spec = row.run.spec
-        shared = any(spec.subset_seed in found for seed, found in draws.items() if seed != spec.seed)
-        if spec.subset_seed == spec.seed - FIRST_SEED:
+        seed, subset = row.run.spec.seed, row.run.spec.subset_seed
+        own = subset == seed - FIRST_SEED
+        if own:
             groups.setdefault("a subset for every seed", []).append(row)
-        if spec.subset_seed != spec.seed - FIRST_SEED or shared:
-            groups.setdefault(f"subset {spec.subset_seed} for all seeds", []).append(row)
+        if not own or any(subset in found for other, found in draws.items() if other != seed):
+            groups.setdefault(f"subset {subset} for all seeds", []).append(row)
     return groups
-
-
-def _split(spec: RunSpec) -> int:
-    found = names.open_set(spec.dataset)
-    return found[1] if found else 0
 
 
 def _order(setting: Setting) -> tuple[object, ...]:
@@ -229,7 +228,3 @@ def _order(setting: Setting) -> tuple[object, ...]:
     rank = networks.index(spec.network) if spec.network in networks else len(networks)
     where = spec.dataset, rank, spec.network, spec.validation, -spec.imbalance, setting.earlier_draw
     return (*where, spec.stage, -spec.epochs, spec.optimiser != "sgd", spec.digest, setting.subset)
-
-
-def _plain(value: object) -> object:
-    return " ".join(f"{key}={item}" for key, item in value) if isinstance(value, tuple) else value

@@ -12,7 +12,6 @@ from maxsep.lab.report import figures, names, summary
 from maxsep.lab.report.classes import FEW, MANY
 from maxsep.lab.report.controls import Method
 from maxsep.lab.report.rows import Setting
-from maxsep.lab.report.statistics import Summary
 from maxsep.lab.report.svg import Figure
 from maxsep.lab.report.tables import ACCURACY, BALANCED, BEST, ECE, FISHER, TOP5, Block, Cell, Measure, Row, Table
 from maxsep.lab.report.tables import comparison_table as compare
@@ -74,7 +73,6 @@ def build(settings: Sequence[Setting]) -> list[Section]:
         open_set([setting for setting in test if names.open_set(setting.spec.dataset)]),
         features(test),
         class_gains(closed),
-        radii(settings),
         curves(closed),
     )
     return [section for section in found if section is not None]
@@ -147,7 +145,7 @@ def _fisher(settings: Sequence[Setting]) -> list[Table]:
 
 
 def _cause(settings: Sequence[Setting]) -> list[str]:
-    words = {found.word for s in settings if not s.earlier_draw for m in s.methods if (found := s.reached(m))}
+    words = {found.agreement for s in settings if not s.earlier_draw for m in s.methods if (found := s.reached(m))}
     return [
         "Where ours is above or below, the cause is not known: settings are those of the paper and its released code, "
         "computed in bfloat16, and the subset may hold other images. The numbers of Table 1 are mostly at or above the "
@@ -294,26 +292,6 @@ def _class_gains(setting: Setting, method: Method, num_classes: int) -> list[flo
         if all(len(values) == num_classes and None not in values for values in pair):
             rows.append([a - b for a, b in zip(*pair, strict=True)])
     return [fmean(column) for column in zip(*rows, strict=True)]
-
-
-def radii(settings: Sequence[Setting]) -> Section | None:
-    """Draw accuracy against the radius where three radii or more were run; nothing is chosen by it."""
-    drawn = []
-    for number, setting in enumerate(settings, 1):
-        metric = "balanced" if setting.spec.validation and setting.spec.imbalance < 1 else "top1"
-        found: dict[str, list[tuple[float, Summary]]] = {"scaled": [], "control": [], "maxsep": []}
-        for method in setting.methods:
-            head = "scaled" if method == Method("plain") else method.head
-            measured = setting.summary(method, metric)
-            if head in found and method == Method(method.head, method.radius) and measured:
-                found[head].append((method.radius, measured))
-        found = {head: sorted(points, key=lambda p: p[0]) for head, points in found.items() if len(points) >= 3}
-        if found:
-            where = f"accuracy on {'held-out' if setting.spec.validation else 'test'} data"
-            title = f"{setting.title}, {setting.balance}"
-            drawn.append(figures.radius_figure(f"radius-{number}", title, found, where))
-    text = ("The radius multiplies the logits and, squared, the step size of the last layer. None is chosen here.",)
-    return Section("radius", "Accuracy against the radius", text, (), tuple(drawn)) if drawn else None
 
 
 def curves(settings: Sequence[Setting]) -> Section | None:

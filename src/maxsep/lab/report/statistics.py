@@ -32,16 +32,16 @@ class Summary:
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary:
         """Summarise at least one value."""
-        mean = fmean(values)
-        std = stdev(values) if len(values) > 1 else None
-        half = math.nan if std is None else _quantile(len(values) - 1) * std / math.sqrt(len(values))
-        low, high = (None, None) if std is None else (mean - half, mean + half)
-        return cls(mean, std, low, high, len(values))
+        mean, n = fmean(values), len(values)
+        if n == 1:
+            return cls(mean, None, None, None, 1)
+        half = _quantile(n - 1) * stdev(values) / math.sqrt(n)
+        return cls(mean, stdev(values), mean - half, mean + half, n)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences with its 95 % t-interval, and the one word that the interval allows.
+    """A mean difference with its 95 % t-interval, and the one word that the interval allows.
 
     Every comparison of report and `compare` is one of these. Values are fractions; texts are in points (hundredths).
     """
@@ -76,6 +76,22 @@ class Difference:
             p = 2 * float(load_package("scipy.special", "lab").stdtr(found.n - 1, -statistic))
         return cls(found.mean, low, high, found.n, found.std, p, unit, lower)
 
+    @classmethod
+    def to_printed(
+        cls, values: Sequence[float], printed: float, std: float | None = None, runs: int = 1, lower: bool = False
+    ) -> Difference:
+        """Subtract a printed number from our mean; with the `std` of several `runs` the interval is Welch's."""
+        ours = Summary.of(values)
+        estimate = ours.mean - printed
+        if ours.std is None or ours.low is None:
+            return cls(estimate, None, None, ours.n, lower_is_better=lower)
+        half = ours.mean - ours.low
+        if std is not None:
+            parts = ours.std**2 / ours.n, std**2 / runs
+            freedom = sum(parts) ** 2 / (parts[0] ** 2 / (ours.n - 1) + parts[1] ** 2 / (runs - 1))
+            half = _quantile(freedom) * math.sqrt(sum(parts))
+        return cls(estimate, estimate - half, estimate + half, ours.n, ours.std, lower_is_better=lower)
+
     @property
     def excludes_zero(self) -> bool:
         """Whether the 95 % interval excludes 0."""
@@ -88,9 +104,20 @@ class Difference:
             return ""
         if self.excludes_zero:
             return "better" if (self.estimate < 0) == self.lower_is_better else "worse"
-        if self.low >= -MARGIN and self.high <= MARGIN:
-            return "no difference larger than 1 point"
-        return f"too few {self.unit}s"
+        within = self.low >= -MARGIN and self.high <= MARGIN
+        return "no difference larger than 1 point" if within else f"too few {self.unit}s"
+
+    @property
+    def agreement(self) -> str:
+        """Against a printed number: `above`, `below`, `agrees` or `undecided`; empty without an interval."""
+        if self.excludes_zero:
+            return "above" if self.estimate > 0 else "below"
+        return "" if self.low is None else "agrees" if abs(self.estimate) <= MARGIN else "undecided"
+
+    @property
+    def is_reached(self) -> bool | None:
+        """Whether a printed number is reached: ours agrees or is better; None without an interval."""
+        return None if self.low is None else self.agreement == "agrees" or self.word == "better"
 
     @property
     def repetitions_needed(self) -> int | None:
@@ -128,44 +155,6 @@ class Difference:
         """Plain JSON types; fractions."""
         numbers = {"difference": self.estimate, "low": self.low, "high": self.high, "n": self.n, "p": self.p}
         return numbers | {"unit": self.unit, "word": self.word, "repetitions_needed": self.repetitions_needed}
-
-
-@dataclass(frozen=True)
-class Reached:
-    """Ours minus a printed number, with the interval and the word of the plan: above, below, agrees or undecided."""
-
-    difference: Difference
-
-    @classmethod
-    def of(
-        cls, values: Sequence[float], printed: float, std: float | None = None, runs: int = 1, lower: bool = False
-    ) -> Reached:
-        """Compare our mean with a printed number; with the `std` of several `runs` the interval is Welch's."""
-        ours = Summary.of(values)
-        estimate = ours.mean - printed
-        if ours.std is None or ours.low is None or ours.high is None:
-            return cls(Difference(estimate, None, None, ours.n, lower_is_better=lower))
-        low, high = ours.low - printed, ours.high - printed
-        if std is not None:
-            parts = ours.std**2 / ours.n, std**2 / runs
-            freedom = sum(parts) ** 2 / (parts[0] ** 2 / (ours.n - 1) + parts[1] ** 2 / (runs - 1))
-            half = _quantile(freedom) * math.sqrt(sum(parts))
-            low, high = estimate - half, estimate + half
-        return cls(Difference(estimate, low, high, ours.n, ours.std, lower_is_better=lower))
-
-    @property
-    def word(self) -> str:
-        """`above`, `below`, `agrees`, `undecided`, or nothing for one repetition."""
-        if self.difference.low is None:
-            return ""
-        if self.difference.excludes_zero:
-            return "above" if self.difference.estimate > 0 else "below"
-        return "agrees" if abs(self.difference.estimate) <= MARGIN else "undecided"
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether the number is reached: ours agrees or is better; None without an interval."""
-        return None if not self.word else self.word == "agrees" or self.difference.word == "better"
 
 
 def signed(value: float, digits: int = 1) -> str:

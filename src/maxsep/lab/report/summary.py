@@ -10,7 +10,7 @@ from maxsep.lab.recipes import paper
 from maxsep.lab.report import names
 from maxsep.lab.report.controls import Method
 from maxsep.lab.report.rows import FIRST_SEED, LOWER_IS_BETTER, Setting, matrix_methods
-from maxsep.lab.report.statistics import Difference, Reached, Summary, plural, signed
+from maxsep.lab.report.statistics import Difference, Summary, plural, signed
 from maxsep.lab.report.tables import EMPTY, Cell, Row, Table
 
 ENOUGH = 3
@@ -39,17 +39,8 @@ class Number:
     cell: paper.Cell
     measured: bool
     repetitions: int = 0
-    comparison: Reached | None = None
-
-    @property
-    def word(self) -> str:
-        """agrees, above, below, undecided, or nothing."""
-        return self.comparison.word if self.comparison else ""
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether ours agrees or is better; None without an interval."""
-        return self.comparison.reached if self.comparison else None
+    word: str = ""
+    reached: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -132,10 +123,10 @@ def _number(cell: paper.Cell, answers: Sequence[tuple[Setting, Method]]) -> Numb
         return Number(cell, bool(answers))
     setting, method = max(counted, key=lambda pair: len(pair[0].values(pair[1], cell.metric)))
     values = list(setting.values(method, cell.metric).values())
-    found = Reached.of(values, cell.fraction, lower=cell.metric.split()[-1] in LOWER_IS_BETTER)
+    found = Difference.to_printed(values, cell.fraction, lower=cell.metric.split()[-1] in LOWER_IS_BETTER)
     if cell.table == "Table 1":  # its cells are compared with the paper's mean over five runs
         found = setting.reached(method, cell.metric) or found
-    return Number(cell, True, len(values), found)
+    return Number(cell, True, len(values), found.agreement, found.is_reached)
 
 
 def coverage_table(numbers: Sequence[Number]) -> Table:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report.controls import MATRIX_HEADS, Method
 from maxsep.lab.report.rows import Setting
-from maxsep.lab.report.statistics import Difference, Summary, plural
+from maxsep.lab.report.statistics import Difference, plural
 from maxsep.packages import load_package
 
 Tone = Literal["", "up", "down", "muted"]
+_TONES: dict[str, Tone] = {"better": "up", "worse": "down"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, a smaller second line, its number for machines, and footnotes."""
+    """A cell: its text, a smaller second line, its number for machines, footnotes, and a picture as a data URI."""
 
     text: str
     detail: str = ""
@@ -25,7 +26,6 @@ class Cell:
     value: float | None = None
     notes: tuple[str, ...] = ()
     image: str = ""
-    """A picture as a data URI, shown on a page alone."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ EMPTY = Cell("\N{EN DASH}", tone="muted")
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption; `id` is its name in pages, too."""
+    """A table with its caption; `id` is its name in pages, too. A page shows a folded one only when asked."""
 
     id: str
     title: str
@@ -49,7 +49,6 @@ class Table:
     rows: tuple[Row, ...]
     caption: str = ""
     folded: bool = False
-    """Whether a page shows it only when asked."""
 
     def __post_init__(self) -> None:
         """Refuse rows that do not fit the columns."""
@@ -66,7 +65,7 @@ class Table:
         rows, group = [], ""
         for row in self.rows:
             group = row.group or group
-            cells = [{"text": c.text, "detail": c.detail, "value": c.value, "notes": list(c.notes)} for c in row.cells]
+            cells = [{k: v for k, v in asdict(cell).items() if k not in ("tone", "image")} for cell in row.cells]
             rows.append({"group": group, "cells": cells})
         return {"id": self.id, "title": self.title, "columns": list(self.columns), "rows": rows}
 
@@ -74,11 +73,9 @@ class Table:
         """A Markdown table with its footnotes below."""
         lines = [_line(self.columns), _line(["---", *["---:"] * (len(self.columns) - 1)])]
         for row in self.rows:
-            if row.group:
-                lines.append(_line([f"**{row.group}**", *[""] * (len(self.columns) - 1)]))
+            lines += [_line([f"**{row.group}**", *[""] * (len(self.columns) - 1)])] if row.group else []
             lines.append(_line([self._markdown(cell) for cell in row.cells]))
-        lines += [f"\n{number}. {note}" for number, note in enumerate(self.notes, 1)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"\n{number}. {note}" for number, note in enumerate(self.notes, 1))])
 
     def _markdown(self, cell: Cell) -> str:
         mark = f" [{', '.join(str(self.notes.index(note) + 1) for note in cell.notes)}]" if cell.notes else ""
@@ -97,17 +94,23 @@ class Table:
 
 @dataclass(frozen=True)
 class Measure:
-    """A column of numbers: the metric, its heading, and how it is written."""
+    """A column of numbers: the metric, its heading, and how it is written; points have one digit in intervals."""
 
     metric: str
     heading: str
     scale: float = 100
     digits: int = 2
 
-    @property
-    def interval_digits(self) -> int:
-        """Digits of intervals and differences: points have one."""
-        return 1 if self.scale == 100 else self.digits
+    def difference(self, difference: Difference | None) -> Cell:
+        """An estimate with its interval; below it the word that the interval allows."""
+        if difference is None:
+            return EMPTY
+        tone = _TONES.get(difference.word, "muted")
+        return Cell(self.interval(difference), difference.word, tone, self.scale * difference.estimate)
+
+    def interval(self, difference: Difference) -> str:
+        """An estimate with its interval in the units of the column."""
+        return difference.format(self.scale, 1 if self.scale == 100 else self.digits)
 
 
 ACCURACY = Measure("top1", "accuracy, %")
@@ -120,13 +123,12 @@ FISHER = Measure("angular_fisher", "angular Fisher score", 1, 4)
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of one setting: its label, and the measures of its columns, the compared one first."""
+    """The rows of one setting; the first measure is compared, `groups` adds the accuracy of classes by frequency."""
 
     label: str
     setting: Setting
     measures: tuple[Measure, ...]
     groups: bool = False
-    """Whether a column shows the accuracy of classes with many, a medium number of, and few images."""
 
     @property
     def methods(self) -> list[Method]:
@@ -154,82 +156,61 @@ def comparison_table(
     return Table(id, title, tuple(columns[i] for i in kept), shown, caption, folded)
 
 
-def difference_cell(difference: Difference | None, scale: float = 100, digits: int = 1) -> Cell:
-    """An estimate with its interval; below it the word that the interval allows."""
-    if difference is None:
-        return EMPTY
-    tones: dict[str, Tone] = {"better": "up", "worse": "down"}
-    tone = tones.get(difference.word, "muted")
-    return Cell(difference.format(scale, digits), difference.word, tone, scale * difference.estimate)
-
-
 def _cells(block: Block, method: Method) -> list[Cell]:
     setting, (first, *others) = block.setting, block.measures
     baseline, control = setting.baseline(method), setting.control(method)
-    metric = first.metric
-    if method.brings_loss and metric == "top1" and setting.is_tailed:
-        metric = "balanced"  # what losses for rare classes are for
-    digits = first.interval_digits
-    to_control = difference_cell(setting.difference(method, control, first.metric), first.scale, digits)
+    losses = method.brings_loss and first.metric == "top1" and setting.is_tailed
+    metric = "balanced" if losses else first.metric  # what losses for rare classes are for
+    to_control = first.difference(setting.difference(method, control, first.metric))
     if control is not None and control == baseline and method.head in MATRIX_HEADS:
         to_control = Cell("= linear" if control.head == "plain" else f"= {control.head}", "", "muted")
-    cells = [
+    return [
         Cell(setting.name(method)),
-        _measured(block, method, first, True),
+        _measured(setting, method, first, True),
         _to_paper(setting, method, first),
-        difference_cell(setting.difference(method, baseline, metric), first.scale, digits),
+        first.difference(setting.difference(method, baseline, metric)),
         to_control,
-        *(_measured(block, method, measure, False) for measure in others),
+        *(_measured(setting, method, measure, False) for measure in others),
+        *([_groups(setting, method)] if block.groups else []),
     ]
-    return [*cells, _groups(setting, method)] if block.groups else cells
 
 
-def _measured(block: Block, method: Method, measure: Measure, main: bool) -> Cell:
-    """A mean, with interval and repetitions in the main column; below it the paper's number."""
-    setting = block.setting
+def _measured(setting: Setting, method: Method, measure: Measure, main: bool) -> Cell:
+    """A mean; in the main column with interval and repetitions, else with the paper's number below it."""
     summary = setting.summary(method, measure.metric)
     if summary is None:
         return EMPTY
-    details = [plural(summary.n, setting.unit) + ", earlier draw" * setting.earlier_draw] if main else []
     printed, _ = paper.best_cell(setting.cells(method), measure.metric)
-    if printed is not None and not main:
-        details.append(f"paper {printed.value:.{measure.digits}f}")
-    return Cell(_mean(summary, measure, main), ", ".join(details), "", measure.scale * summary.mean)
-
-
-def _mean(summary: Summary, measure: Measure, main: bool) -> str:
-    """Write a mean, with its 95 % interval in the main column: 50.00 [47.5, 52.5]."""
     text = f"{measure.scale * summary.mean:.{measure.digits}f}"
-    if not main or summary.low is None or summary.high is None:
-        return text
-    ends = (f"{max(0.0, measure.scale * end):.{measure.interval_digits}f}" for end in (summary.low, summary.high))
-    return f"{text} [{', '.join(ends)}]"
+    detail = f"paper {printed.value:.{measure.digits}f}" if printed is not None else ""
+    if main:
+        detail = plural(summary.n, setting.unit) + ", earlier draw" * setting.earlier_draw
+        if summary.low is not None and summary.high is not None:
+            digits = 1 if measure.scale == 100 else measure.digits
+            ends = (f"{max(0.0, measure.scale * end):.{digits}f}" for end in (summary.low, summary.high))
+            text += f" [{', '.join(ends)}]"
+    return Cell(text, detail, "", measure.scale * summary.mean)
 
 
 def _to_paper(setting: Setting, method: Method, measure: Measure) -> Cell:
     """Ours minus the paper's; the word only for runs that count and are the same experiment."""
     reached = setting.reached(method, measure.metric)
-    if reached is None:
-        return EMPTY
     printed, bar = paper.best_cell(setting.cells(method), measure.metric)
-    assert printed is not None
+    if reached is None or printed is None:
+        return EMPTY
     departures = paper.departures(setting.spec_of(method))
-    word = "not counted" if setting.earlier_draw or departures else reached.word
-    numbers = f"paper {printed.value:.{measure.digits}f}"
-    numbers += "" if bar is None else f", 5 runs {bar.value:.2f} ± {bar.std:.2f}"
-    tone: Tone = "" if reached.reached is False and word != "not counted" else "muted"
-    text = reached.difference.format(measure.scale, measure.interval_digits)
+    word = "not counted" if setting.earlier_draw or departures else reached.agreement
+    detail = f"{word}: " * bool(word) + f"paper {printed.value:.{measure.digits}f}"
+    detail += "" if bar is None else f", 5 runs {bar.value:.2f} ± {bar.std:.2f}"
+    tone: Tone = "" if reached.is_reached is False and word != "not counted" else "muted"
     notes = tuple(filter(None, (printed.note, *departures)))
-    return Cell(
-        text, f"{word + ': ' if word else ''}{numbers}", tone, measure.scale * reached.difference.estimate, notes
-    )
+    return Cell(measure.interval(reached), detail, tone, measure.scale * reached.estimate, notes)
 
 
 def _groups(setting: Setting, method: Method) -> Cell:
     found = [setting.summary(method, group) for group in ("many", "medium", "few")]
-    if not any(found):
-        return EMPTY
-    return Cell(" / ".join(f"{100 * summary.mean:.1f}" if summary else "\N{EN DASH}" for summary in found))
+    texts = [f"{100 * summary.mean:.1f}" if summary else EMPTY.text for summary in found]
+    return Cell(" / ".join(texts)) if any(found) else EMPTY
 
 
 def _line(cells: Sequence[str]) -> str:
