@@ -67,10 +67,7 @@ def kill(pid: int) -> bool:
 
 
 def slow_steps(flag: Path) -> None:
-    """Make steps slow enough for the clock to hit them, and say when the first whole batch is done.
-
-    With it the program is compiled, which is the longest part of a process's life: kills shall not all fall there.
-    """
+    """Slow the steps down, so that kills hit them, and say when the first whole batch is done and compiled."""
     call = step.Step.__call__
 
     def slow(self, indices):

@@ -1,6 +1,7 @@
 """A training step in CUDA graphs: with a fake of torch.cuda everywhere, and on a GPU."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -15,11 +16,6 @@ from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
 
-class FakeStream:
-    def wait_stream(self, other):
-        pass
-
-
 class FakeGraph:
     """A graph that, when replayed, repeats the step it was captured from."""
 
@@ -28,21 +24,11 @@ class FakeGraph:
     def __init__(self):
         self.generators = []
         self.recorded = []
-
-    def register_generator_state(self, generator):
-        self.generators.append(generator)
+        self.register_generator_state = self.generators.append
 
     def replay(self):
         for action in self.recorded:
             action()
-
-
-class FakeOptimiser:
-    cleared = 0
-
-    def zero_grad(self, set_to_none):
-        assert set_to_none
-        self.cleared += 1
 
 
 class FakeStep:
@@ -52,7 +38,7 @@ class FakeStep:
         self.trained = []
         self.rate = torch.tensor(0.0)
         self.generators = (object(), object())
-        self.optimiser = FakeOptimiser()
+        self.optimiser = mock.Mock()
 
     def at(self, epoch, position, rate):
         self.rate.fill_(rate)
@@ -72,8 +58,9 @@ class FakeStep:
 
 
 @pytest.fixture
-def fake_cuda(monkeypatch):
-    graphs = []
+def graphs(monkeypatch):
+    """The graphs that are captured with a fake of torch.cuda."""
+    captured = []
 
     @contextmanager
     def capture(graph, stream):
@@ -81,47 +68,26 @@ def fake_cuda(monkeypatch):
         yield
         FakeGraph.capturing = None
 
-    @contextmanager
-    def use(stream):
-        yield
-
-    for name, fake in {
-        "Stream": FakeStream,
-        "current_stream": FakeStream,
-        "stream": use,
-        "graph": capture,
-        "CUDAGraph": lambda: graphs.append(FakeGraph()) or graphs[-1],
-    }.items():
+    fakes = {"Stream": mock.Mock, "current_stream": mock.Mock, "stream": nullcontext, "graph": capture}
+    for name, fake in (fakes | {"CUDAGraph": lambda: captured.append(FakeGraph()) or captured[-1]}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return graphs
+    return captured
 
 
-def test_every_batch_is_trained_on_once_whether_captured_or_not(fake_cuda):
+def test_every_batch_is_trained_on_once_in_one_graph_for_each_size_after_its_warm_up(graphs):
     step = FakeStep()
     captured = CapturedStep(step)
-    batches = [torch.arange(4) + 10 * number for number in range(8)]
+    batches = [torch.arange(4) + 10 * number for number in range(WARM_UP)]
     for epoch in range(5):
         for position, batch in enumerate([*batches, torch.tensor([epoch, 100])]):
             rate = 1.0 + epoch + position
             captured.at(epoch, position, rate)
             assert captured(batch).item() == batch.sum().item() * rate
             assert step.trained[-1] == batch.tolist()
-    assert len(step.trained) == 5 * 9
-
-
-def test_each_batch_size_has_one_graph_after_its_warm_up(fake_cuda):
-    step = FakeStep()
-    captured = CapturedStep(step)
-    for number in range(WARM_UP):
-        captured(torch.tensor([number, 1]))
-        captured(torch.tensor([number]))
-    assert not fake_cuda
-    for number in range(3):
-        captured(torch.tensor([number, 1]))
-    assert len(fake_cuda) == 1
-    captured(torch.tensor([5]))
-    assert len(fake_cuda) == step.optimiser.cleared == 2
-    assert all(graph.generators == list(step.generators) for graph in fake_cuda)
+            assert len(graphs) == (epoch >= 1) + (epoch > WARM_UP or (epoch == WARM_UP and len(batch) == 2))
+    assert len(step.trained) == 5 * (WARM_UP + 1)
+    assert step.optimiser.zero_grad.call_args_list == [mock.call(set_to_none=True)] * 2, "gradients lie in the graph"
+    assert all(graph.generators == list(step.generators) for graph in graphs)
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -133,7 +99,7 @@ class RandomStep:
     def __init__(self):
         self.generator = torch.Generator("cuda").manual_seed(4)
         self.generators = (self.generator,)
-        self.optimiser = FakeOptimiser()
+        self.optimiser = mock.Mock()
         self.augment = augmentation("rand_augment_m6")
         source = torch.Generator().manual_seed(0)
         self.images = torch.randint(256, (64, 3, 32, 32), generator=source).to(torch.uint8).cuda()

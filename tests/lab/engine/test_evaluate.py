@@ -4,13 +4,10 @@ import importlib
 import json
 import math
 import shutil
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
@@ -184,28 +181,6 @@ def test_a_leak_would_be_noticed(seen, tmp_path, monkeypatch):
         check_no_leak(seen)
 
 
-@settings(max_examples=40)
-@given(
-    counts=st.lists(st.integers(1, 40), min_size=2, max_size=6).filter(lambda counts: max(counts) > 3),
-    validation=st.sampled_from([0.0, 0.1, 0.5]),
-    calibration=st.floats(0.01, 0.9),
-    seed=st.integers(0, 5),
-)
-def test_every_class_with_two_images_gives_one_and_keeps_one(counts, validation, calibration, seed):
-    whole = Splits("digits", numbered(counts, 0), numbered([1] * len(counts), 1000))
-    spec = RunSpec(validation=validation, calibration=calibration, subset_seed=seed)
-    with mock.patch.object(Dataset, "read", return_value=whole):
-        found, before = prepare(spec), prepare(spec.replace(calibration=0.0))
-    parts = [numbers_of(split.images) for split in (found.train, found.calibration)]
-    assert not parts[0] & parts[1]
-    assert parts[0] | parts[1] == numbers_of(before.train.images)
-    assert torch.equal(found.test.images, before.test.images), "validation is the same with and without"
-    pairs = zip(before.train.class_counts, found.train.class_counts, found.calibration.class_counts, strict=True)
-    for had, kept, held in pairs:
-        assert held == min(max(1, round(calibration * had)), had - 1)
-        assert kept == had - held >= 1
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -294,16 +269,15 @@ def test_data_of_other_classes_or_images_are_refused(folder, changed):
 WATCHED = RunSpec(dataset="osr_cifar10_0", head="plain", epochs=3, batch_size=32, features_at=(1, 3))
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory, tiny_cifar):
-    return tiny_cifar(tmp_path_factory.mktemp("data"), images=20)
-
-
-def test_features_are_recorded_and_training_does_not_notice(root, tmp_path):
-    watched, plain = (
-        train(spec, data_root=root, runs=tmp_path, execution=CPU, progress=False)
-        for spec in (WATCHED, WATCHED.replace(features_at=()))
+def test_features_are_recorded_and_training_does_not_notice(tiny_cifar, tmp_path):
+    (tmp_path / "data").mkdir()
+    root = tiny_cifar(tmp_path / "data", images=20)
+    watched, plain, limited = (
+        train(WATCHED.replace(**change), data_root=root, runs=tmp_path, execution=CPU, progress=False)
+        for change in ({}, {"features_at": ()}, {"max_train": 12, "max_test": 6})
     )
+    found = Run(limited).features["epochs"]["1"]
+    assert (len(found["known"]), len(found["unknown"])) == (6, 6)
     ours, theirs = (load_file(folder / "weights.safetensors") for folder in (watched, plain))
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert not (plain / "features.json").exists()
@@ -317,9 +291,3 @@ def test_features_are_recorded_and_training_does_not_notice(root, tmp_path):
         assert history[-1][f"norm_{side}"] == pytest.approx(features.norm(dim=1).mean().item(), rel=1e-5)
         assert np.allclose(record["epochs"]["3"][side], features, atol=1e-3)
     assert record["epochs"]["3"]["labels"] == data.test.labels.tolist()
-
-
-def test_limits_hold_for_unknown_images_too(root, tmp_path):
-    spec = WATCHED.replace(max_train=12, max_test=6)
-    found = Run(train(spec, data_root=root, runs=tmp_path, execution=CPU, progress=False)).features["epochs"]["1"]
-    assert (len(found["known"]), len(found["unknown"])) == (6, 6)
