@@ -178,8 +178,8 @@ class Run:
         if (content := self.read("spec.json")) is None:
             return
         # compared as specs: a field that was added since the run was made has its default
-        found, expected = self._parse_spec(content, "spec.json").to_dict(), spec.to_dict()
-        if differing := sorted(key for key in expected if found[key] != expected[key]):
+        saved, expected = self._parse_spec(content, "spec.json").to_dict(), spec.to_dict()
+        if differing := sorted(key for key in expected if saved[key] != expected[key]):
             raise RunError(f"{self.folder} holds another run: its spec.json differs in {', '.join(differing)}.")
 
     def begin(self, spec: RunSpec) -> None:

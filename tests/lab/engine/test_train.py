@@ -88,15 +88,12 @@ def test_the_record_of_a_run(finished):
     assert 0 < found.result["seconds"] < found.result["wall_seconds"]
     assert found.result["images_per_second"] > 0
     assert (found.result["hardware"]["threads"], found.result["execution"]["compile"]) == (1, False)
-
-
-def test_a_line_an_epoch_and_evaluation_where_it_is_due(finished):
     lines = rows(finished)
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert [{"top1", "top5", "loss", "ece"} <= set(line) for line in lines] == [True, False, True]
     assert lines[0]["learning_rate"] == 0.1
     assert lines[2]["train_loss"] < lines[0]["train_loss"]
-    assert lines[2]["top1"] == Run(finished).metrics["top1"]
+    assert lines[2]["top1"] == metrics["top1"]
 
 
 def test_the_same_spec_gives_the_same_bits_and_leaves_the_callers_state_alone(finished, tmp_path):
@@ -120,18 +117,17 @@ def test_every_epoch_sees_every_image_once_the_short_last_batch_included(tmp_pat
     assert not torch.equal(epochs[0], epochs[1])
 
 
-def test_a_finished_run_is_not_trained_again_and_another_spec_is_refused(finished, monkeypatch, tmp_path):
+def test_runs_that_are_finished_taken_or_of_another_spec_are_left_alone(
+    finished, monkeypatch, tmp_path, held_elsewhere
+):
     monkeypatch.setattr(step.Step, "__call__", None)
     assert run(finished.parent) == finished
-    Run(tmp_path / SPEC.name).begin(SPEC.replace(seed=9))
-    with pytest.raises(ValueError, match="seed"):
-        run(tmp_path)
-
-
-def test_a_run_that_another_process_trains_is_left_alone(tmp_path, held_elsewhere):
     with held_elsewhere(Run(tmp_path / SPEC.name)), pytest.raises(BlockingIOError):
         run(tmp_path)
     assert not (tmp_path / SPEC.name).exists()
+    Run(tmp_path / SPEC.name).begin(SPEC.replace(seed=9))
+    with pytest.raises(ValueError, match="seed"):
+        run(tmp_path)
 
 
 def test_a_run_may_stop_early_on_the_schedule_of_the_whole(finished, tmp_path):
@@ -355,13 +351,10 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_move_and_is_recorded(
     assert not (tmp_path / SPEC.name / "failure.json").exists()
 
 
-def test_a_real_divergence_is_caught(tmp_path):
-    with pytest.raises(NonFiniteError, match=r"learning rate 1e\+20"):
-        run(tmp_path, SPEC.replace(learning_rate=1e20, schedule="constant", weight_decay=0.1))
-
-
 def test_losses_are_checked_at_the_end_of_an_epoch_too(tmp_path, monkeypatch):
     """On a GPU a step does not wait for its loss."""
+    with pytest.raises(NonFiniteError, match=r"learning rate 1e\+20"):
+        run(tmp_path, SPEC.replace(learning_rate=1e20, schedule="constant", weight_decay=0.1))
     call = step.Step.__call__
 
     def late(self, indices):

@@ -101,8 +101,8 @@ def pack(
 def unpack(point: Point, state: State, network: nn.Module, optimiser: Optimizer) -> dict[str, Tensor]:
     """Restore a resume point in place and return its generator states; refuse one of another network or data."""
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in point.model.items()}
-    if differing := sorted(name for name in expected | found if expected.get(name) != found.get(name)):
+    saved = {name: tuple(tensor.shape) for name, tensor in point.model.items()}
+    if differing := sorted(name for name in expected | saved if expected.get(name) != saved.get(name)):
         raise CheckpointError(f"the resume point holds another network: {', '.join(differing[:5])} differ.")
     losses = point.tensors["losses"]
     if losses.shape != state.losses.shape:

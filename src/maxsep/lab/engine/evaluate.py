@@ -200,7 +200,7 @@ def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
     (channels, height, width), classes = run.preprocessing["shape"], run.preprocessing["classes"]
     weights = run.weights()
     with torch.random.fork_rng(devices=[]):
-        counts = run.metrics["class_counts"]
+        counts = run.metrics.get("class_counts", ())
         network = build_model(run.spec, (channels, height, width), len(classes), counts)
     network.load_state_dict(weights)
     network.eval()

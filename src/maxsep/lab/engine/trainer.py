@@ -6,7 +6,6 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Self, TextIO
@@ -133,10 +132,9 @@ class Trainer:
         run: Run,
         progress: Progress,
         stop: StopRequest,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.fabric, self.spec, self.execution, self.run = fabric, spec, execution, run
-        self.progress, self.stop, self.clock = progress, stop, clock
+        self.progress, self.stop = progress, stop
         self.observer: Observer | None = None
         self.mean, self.std = normalisation(spec.normalisation, data)
         self.data = data.to(fabric.device, images=fits(data.bytes, fabric.device))
@@ -151,7 +149,7 @@ class Trainer:
         settings["cuda_graph"] = isinstance(self.step, CapturedStep)
         self.facts = settings | versions() | hardware(fabric.device, fabric.world_size) | {"files": data.fingerprint}
         self.final: tuple[dict[str, Any], float] | None = None
-        self.began = self._tick = clock()
+        self.began = self._tick = time.perf_counter()
         self._next_save = 0.0
 
     def _build(self) -> None:
@@ -210,7 +208,7 @@ class Trainer:
 
     def fit(self) -> int:
         """Train to the end and write the result; return 0, or the signal that asked for a stop."""
-        self._tick = self.clock()
+        self._tick = time.perf_counter()
         while self.state.epoch < self.spec.trained_epochs:
             if signum := self._train_epoch():
                 return signum
@@ -229,11 +227,11 @@ class Trainer:
         batches = torch.split(state.permutation.to(self.data.train.images.device), sizes)
         self.pipeline.train()
         for position in range(state.step, self.steps):
-            began = self.clock()
+            began = time.perf_counter()
             self.step.at(state.epoch, position, learning_rate(spec, state.epoch, position, self.steps))
             state.losses[position].copy_(self.step(batches[position]))
             state.step = position + 1
-            state.epoch_seconds += self.clock() - began
+            state.epoch_seconds += time.perf_counter() - began
             self.progress.step()
             if signum := self._pause():
                 return signum
@@ -256,10 +254,10 @@ class Trainer:
     def _end_epoch(self) -> None:
         state, spec = self.state, self.spec
         epoch, last = state.epoch, state.epoch == spec.trained_epochs - 1
-        began = self.clock()
+        began = time.perf_counter()
         rate = learning_rate(spec, epoch, 0, self.steps)
         losses = state.losses.cpu()  # the only synchronisation with the device in an epoch
-        state.epoch_seconds += self.clock() - began
+        state.epoch_seconds += time.perf_counter() - began
         check_losses(spec, losses, epoch=epoch, rate=rate)
         row: dict[str, Any] = {
             "epoch": epoch,
@@ -288,10 +286,10 @@ class Trainer:
 
     def _is_affordable(self) -> bool:
         """Whether saving now takes less than a fiftieth of the time: epochs may be shorter than a save."""
-        return bool(self._agree(int(self.clock() >= self._next_save)))
+        return bool(self._agree(int(time.perf_counter() >= self._next_save)))
 
     def _save(self) -> None:
-        state, began = self.state, self.clock()
+        state, began = self.state, time.perf_counter()
         rate = learning_rate(self.spec, state.epoch, 0, self.steps)
         check_losses(self.spec, state.losses[: state.step].cpu(), epoch=state.epoch, rate=rate)
         self._count_seconds()
@@ -299,7 +297,7 @@ class Trainer:
         if self.fabric.is_global_zero:
             save_point(self.run.resume, pack(state, self.pipeline.network, self.optimiser, random, self.facts))
         self.fabric.barrier()
-        ended = self.clock()
+        ended = time.perf_counter()
         self._next_save = ended + SAVING_SHARE * (ended - began)
 
     def _finish(self) -> None:
@@ -344,11 +342,11 @@ class Trainer:
             scale = spec.softmax_scale
             result["unknown"] = calibrate(network, self.mean, self.std, self.data.calibration, scale)
         if not state.resumed:  # with the time around training, for estimates
-            result["wall_seconds"] = self.clock() - self.began
+            result["wall_seconds"] = time.perf_counter() - self.began
         self.run.finish(network.state_dict(), state.history, result)
 
     def _count_seconds(self) -> None:
-        now = self.clock()
+        now = time.perf_counter()
         self.state.total_seconds += now - self._tick
         self._tick = now
 
