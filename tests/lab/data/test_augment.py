@@ -92,20 +92,6 @@ def test_crop_flip_and_rotation_pixel_for_pixel(step, shape):
     assert torch.equal(step.apply(images, draw), expected)
 
 
-def test_draws_cover_their_ranges_evenly():
-    images = torch.zeros(20_000, 1, 32, 32, dtype=torch.uint8)
-    shift, flip, angle = CropFlip(degrees=15.0).draw(images, generator())
-    for values in shift:
-        counts = torch.bincount(values + 4, minlength=9)
-        assert len(counts) == 9
-        assert (counts / len(images) - 1 / 9).abs().max() < 0.01
-    assert abs(flip.double().mean() - 0.5) < 0.015
-    assert angle.abs().max() <= 15
-    assert abs(angle.std() - 15 / 3**0.5) < 0.2
-    together = torch.stack([*shift.double(), flip.double(), angle])
-    assert (torch.corrcoef(together) - torch.eye(4)).abs().max() < 0.03
-
-
 def torchvision_rule(tries, position, size, scale, ratio):
     """One rectangle by the loop of RandomResizedCrop.get_params, from numbers in [0, 1)."""
     for area, shape in tries:
@@ -165,13 +151,3 @@ def test_one_adjustment_is_pillows_to_one_grey_level(number, channels):
         expected = np.asarray(enhance(Image.fromarray(array.squeeze(2) if channels == 1 else array)).enhance(factor))
         got = new.permute(1, 2, 0).numpy().reshape(expected.shape)
         assert np.abs(expected.astype(int) - got).max() <= 1
-
-
-def test_jitter_draws_six_orders_and_even_factors():
-    images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(30_000, 3, 8, 8)
-    order, factors = ColourJitter(0.4).draw(images, generator())
-    assert (factors.min() >= 0.6, factors.max() <= 1.4) == (True, True)
-    assert (factors.mean(1) - 1).abs().max() < 0.01
-    orders, counts = (order[0] * 9 + order[1] * 3 + order[2]).unique(return_counts=True)
-    assert len(orders) == 6
-    assert (counts / 30_000 - 1 / 6).abs().max() < 0.01

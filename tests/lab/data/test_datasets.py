@@ -1,8 +1,5 @@
 """Datasets by name: what a name means, facts without reading, one read for many runs, normalisation."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from PIL import Image
@@ -59,13 +56,8 @@ def calls(monkeypatch):
 )
 def test_names(name, source, size, path, label):
     dataset = Dataset.parse(name)
-    assert (dataset.name, dataset.source, dataset.size, dataset.path, dataset.label) == (
-        name,
-        source,
-        size,
-        path,
-        label,
-    )
+    assert (dataset.name, dataset.source, dataset.size) == (name, source, size)
+    assert (dataset.path, dataset.label) == (path, label)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +72,12 @@ def test_names_of_no_dataset(pictures, name):
         Dataset.parse(name)
 
 
-@pytest.mark.parametrize("typed", ["my/pictures", "my/pictures/", "./my/pictures", "folder:my/pictures"])
-def test_a_folder_has_one_name_however_it_is_typed(pictures, typed):
-    assert Dataset.find(typed).name == "folder:my/pictures"
-    assert Dataset.find(typed, size=16).name == "folder:my/pictures?size=16"
-    assert Dataset.find(typed).read().train.classes == ("cat", "dog", "eel")
-
-
-def test_what_a_user_types(pictures):
+def test_what_a_user_types(pictures, tmp_path):
+    for typed in ("my/pictures", "my/pictures/", "./my/pictures", "folder:my/pictures"):
+        assert Dataset.find(typed).name == "folder:my/pictures"
+        assert Dataset.find(typed, size=16).name == "folder:my/pictures?size=16"
+    with pytest.raises(ValueError, match="class folders"):
+        Dataset.find(str(tmp_path))  # refused before anything is planned for it
     assert Dataset.find("pictures", pictures.parent).name == f"folder:{pictures}"
     assert Dataset.find("my/pictures/?size=16").read().train.shape == (3, 16, 16)
     assert Dataset.find("imagenet", size=64).name == "imagenet?size=64"
@@ -95,19 +85,9 @@ def test_what_a_user_types(pictures):
     assert Dataset.find("digits").source == "digits", "known names win over folders"
     assert Dataset.find("./digits").name == "folder:digits"
 
-
-@pytest.mark.parametrize(
-    ("typed", "size"), [("mnist", None), ("digits", 16), ("my/pictures?size=8", 16), ("my/pictures", 2000)]
-)
-def test_what_a_user_cannot_type(pictures, typed, size):
-    for root in (None, pictures):
+    for typed, size in (("mnist", None), ("digits", 16), ("my/pictures?size=8", 16), ("my/pictures", 2000)):
         with pytest.raises(ValueError, match=str(size) if size else typed):
-            Dataset.find(typed, root, size)
-
-
-def test_a_folder_without_classes_is_refused_before_anything_is_planned(tmp_path):
-    with pytest.raises(ValueError, match="class folders"):
-        Dataset.find(str(tmp_path))
+            Dataset.find(typed, size=size)
 
 
 def test_a_default_size_is_for_pictures_without_one():
@@ -124,6 +104,8 @@ def test_facts_without_reading(pictures, tmp_path):
     assert digits.train_counts() == digits.read().train.class_counts
     assert Dataset.parse("osr_digits_2").train_counts() == Dataset.parse("osr_digits_2").read().train.class_counts
     assert digits.fingerprint() is None
+    assert not fingerprints_differ(None, "a", None)
+    assert fingerprints_differ("a", None, "b")
     for nothing in (f"folder:{tmp_path}", "folder:nowhere"):
         assert Dataset.parse(nothing).train_counts(tmp_path) is None
         assert Dataset.parse(nothing).fingerprint(tmp_path) is None
@@ -140,12 +122,6 @@ def test_where_test_images_come_from(tmp_path):
     assert "fifth" in flat.test_description
 
 
-def test_fingerprints_that_are_not_known_differ_from_none():
-    assert not fingerprints_differ()
-    assert not fingerprints_differ(None, "a", None)
-    assert fingerprints_differ("a", None, "b")
-
-
 def test_a_folder_is_decoded_once_for_many_runs(pictures, calls):
     specs = [RunSpec(dataset="folder:my/pictures?size=8", seed=seed) for seed in range(3)]
     first, *others = (prepare(spec) for spec in specs)
@@ -160,12 +136,11 @@ def test_a_changed_folder_is_read_again(pictures, calls, change):
     path = pictures / "cat" / ("new.bmp" if change == "new" else "0.bmp")
     content = b"" if change == "new" else path.read_bytes()
     path.write_bytes((pictures / "cat" / "1.bmp").read_bytes())
-    if change == "other pixels":  # which the fingerprint does not see, and the time of the change does
-        assert len(content) == path.stat().st_size
-    elif change == "other size":
+    if change == "other size":
         path.write_bytes(content + b"more")
     after = dataset.read()
     assert calls["decode"] == 2
+    # the fingerprint does not see other pixels in as many bytes, but the time of the change does
     assert (before.fingerprint == after.fingerprint) == (change == "other pixels")
 
 
@@ -186,11 +161,7 @@ def test_only_the_last_dataset_is_kept(tmp_path, write_cifar):
     assert Dataset.parse("cifar10").read(tmp_path) is cifar
     assert Dataset.parse("digits").read() is Dataset.parse("digits").read(tmp_path)
     assert Dataset.parse("cifar10").read(tmp_path) is not cifar
-
-
-def test_damage_is_noticed_although_the_dataset_is_kept(tmp_path, write_cifar):
-    path = write_cifar(tmp_path, "cifar10") / "test_batch"
-    Dataset.parse("cifar10").read(tmp_path)
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="test_batch"):
         Dataset.parse("cifar10").read(tmp_path)
@@ -209,13 +180,6 @@ def test_the_data_folder(tmp_path, write_cifar, monkeypatch):
         Dataset.parse("folder:nothing").read()
 
 
-def test_import_is_light():
-    """Readers bring their libraries in when used, not when imported."""
-    code = "import sys, maxsep.lab.data; print(*{'sklearn', 'scipy', 'torchvision'} & set(sys.modules))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == ""
-
-
 def splits(name="folder:mine", channels=3, values=None):
     pixels = torch.randint(0, 256, (6, channels, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     split = ImageSet(pixels if values is None else values, torch.arange(6) % 2, ("a", "b"))
@@ -230,7 +194,6 @@ CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
     [
         ("cifar10", "auto", *CIFAR10),
         ("cifar100", "auto", (0.5070752, 0.4865489, 0.4409178), (0.2673343, 0.2564385, 0.2761505)),
-        ("cifar100", "cifar10", *CIFAR10),
         ("cifar100", "cifar10_255", (0.491373, 0.482353, 0.446667), (0.247059, 0.243529, 0.261569)),
         ("imagenet_lt?size=64", "auto", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ],
@@ -242,12 +205,7 @@ def test_published_constants(dataset, name, mean, std):
 
 @pytest.mark.parametrize(
     ("dataset", "name"),
-    [
-        ("folder:mine", "auto"),
-        ("svhn", "auto"),
-        ("cifar10", "train"),
-        *((f"osr_cifar{s}_0", "auto") for s in ("10", "+")),
-    ],
+    [("folder:mine", "auto"), ("svhn", "auto"), ("cifar10", "train"), ("osr_cifar10_0", "auto")],
 )
 def test_other_statistics_are_measured_and_so_are_those_of_every_open_set_split(dataset, name):
     mine = splits(dataset)
@@ -259,21 +217,9 @@ def test_other_statistics_are_measured_and_so_are_those_of_every_open_set_split(
     assert Dataset.parse("osr_digits_0").statistics is None
 
 
-def test_constant_channel_is_not_divided_by_zero():
+def test_normalisations_at_the_edge():
     mean, std = normalisation("train", splits(values=torch.full((6, 1, 2, 2), 51, dtype=torch.uint8)))
-    torch.testing.assert_close(mean, torch.tensor([0.2]))
-    assert std.tolist() == [1.0]
-
-
-def test_digits_constants_are_those_of_the_digits():
-    digits = Dataset.parse("digits").read()
-    everything = torch.cat([digits.train.images, digits.test.images]).double() / 255
-    mean, std = normalisation("auto", digits)
-    assert abs(mean.item() - everything.mean().item()) < 1e-4
-    assert abs(std.item() - everything.std().item()) < 1e-4
-
-
-def test_normalisations_that_do_not_fit():
+    assert (mean.item(), std.item()) == (pytest.approx(0.2), 1.0), "a constant channel is not divided by zero"
     with pytest.raises(ValueError, match="places"):
         normalisation("places", splits())
     with pytest.raises(ValueError, match="channels"):

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -51,6 +50,8 @@ def test_every_image_is_read_with_a_fixed_stratified_split(tree):
     assert sorted(red.tolist()) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
     assert (red // 10).tolist() == torch.cat([data.train.labels, data.test.labels]).tolist()
     assert data.train.images[:4, 0, 0, 0].tolist() == sorted(data.train.images[:4, 0, 0, 0].tolist())
+    (tree / "cat").rename(tree / "train")
+    assert read(tree).train.classes == ("dog", "train"), "a class may be called train"
 
 
 @pytest.mark.parametrize("second", ["test", "val"])
@@ -59,23 +60,14 @@ def test_own_splits_are_kept(tmp_path, second):
         for name in ("b", "a"):
             for i in range(n):
                 picture(tmp_path / split / name / "deeper" / f"{i}.JPG")
-    (tmp_path / "readme.txt").write_text("about")
+    for name in (".DS_Store", "Thumbs.db", "boxes.txt", "README", "labels.csv", ".hidden.png"):
+        (tmp_path / name).write_text("passed over")
+        (tmp_path / "train" / "a" / name).write_text("passed over")
     data = read(tmp_path, 8)
     assert data.train.classes == ("a", "b")
     assert (len(data.train), len(data.test), data.train.shape) == (6, 4, (3, 8, 8))
-
-
-def test_class_may_be_called_train(tmp_path):
-    fill(tmp_path, "car", "train")
-    assert read(tmp_path).train.classes == ("car", "train")
-
-
-def test_hidden_and_text_files_are_passed_over(tree):
-    for name in (".DS_Store", "Thumbs.db", "boxes.txt", "README", "labels.csv", ".hidden.png"):
-        (tree / "cat" / name).write_text("x")
-        (tree / name).write_text("x")
-    (tree / ".cache").mkdir()
-    assert len(read(tree).train) == 8
+    (tmp_path / second / "a" / "deeper" / "0.JPG").rename(tmp_path / second / "a" / "9.JPG")
+    assert list_folder(tmp_path).fingerprint != data.fingerprint, "it covers both splits"
 
 
 def test_the_fingerprint_is_that_of_names_and_sizes(tree):
@@ -96,13 +88,6 @@ def test_the_fingerprint_is_that_of_names_and_sizes(tree):
     assert len(found) == 4, "another name, another class, another size"
 
 
-def test_the_fingerprint_covers_both_splits(tmp_path):
-    fill(tmp_path, "train/a", "train/b", "val/a", "val/b")
-    before = list_folder(tmp_path).fingerprint
-    (tmp_path / "val" / "a" / "0.png").rename(tmp_path / "val" / "a" / "9.png")
-    assert list_folder(tmp_path).fingerprint != before
-
-
 def spoil(tree, case):
     if case == "cat/2.png":
         (tree / "cat" / "2.png").write_bytes((tree / "cat" / "2.png").read_bytes()[:50])
@@ -116,34 +101,27 @@ def spoil(tree, case):
         Image.new("I;16", (32, 32), 40_000).save(tree / "dog" / "9.png")
     elif case == "elk":
         picture(tree / "elk" / "only.png")
+    elif case == "cat/0.png":
+        Image.new("RGB", (33, 33)).save(tree / "cat" / "0.png")  # so large that it may be a decompression bomb
     elif case == "dog/more":
         (tree / "dog" / "more").symlink_to(tree / "cat", target_is_directory=True)
 
 
-@pytest.mark.parametrize("case", ["cat/2.png", "emu", "dog/model.pt", "loose.png", "dog/9.png", "elk", "dog/more"])
-def test_what_cannot_be_used_is_named(tree, case):
+@pytest.mark.parametrize(
+    "case", ["cat/2.png", "cat/0.png", "emu", "dog/model.pt", "loose.png", "dog/9.png", "elk", "dog/more"]
+)
+def test_what_cannot_be_used_is_named(tree, case, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 32)
     spoil(tree, case)
     with pytest.raises(ValueError, match=case):
         read(tree)
 
 
-def test_a_picture_too_large_to_trust_is_named(tree, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(ValueError, match=r"cat/0.png .*DecompressionBomb"):
-            read(tree)
-
-
-def test_layouts_that_are_none(tmp_path, tree):
+def test_splits_that_do_not_fit(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read(tmp_path / "nowhere")
-    (tmp_path / "empty" / "one").mkdir(parents=True)
     with pytest.raises(ValueError, match="at least two class folders"):
-        read(tmp_path / "empty")
-
-
-def test_splits_that_do_not_fit(tmp_path):
+        read(tmp_path)
     fill(tmp_path, "train/a", "train/b", "test/a", "test/b", "test/c")
     with pytest.raises(ValueError, match="'c'"):
         read(tmp_path)
@@ -200,8 +178,6 @@ def test_colours_become_grey_and_grey_becomes_colours(tmp_path):
     colour, _ = decode(paths, (3, 8, 8))
     assert (colour[0] == pixels.transpose(2, 0, 1)).all()
     assert (colour[1] == pixels[..., 0]).all()
-    with pytest.raises(ValueError, match="4"):
-        decode([], (4, 8, 8))
 
 
 @pytest.mark.parametrize("size", [(40, 30), (16, 64), (5, 9)])
@@ -249,28 +225,17 @@ def test_imagenet_has_the_labels_of_its_folders(root, name, counts, monkeypatch)
     assert (len(limited.train), len(limited.test)) == (4, 3)
 
 
-def test_decoded_images_are_enough_and_mapped(root):
+def test_decoded_images_are_enough_and_a_flipped_bit_is_noticed(root):
     before = Dataset.parse("imagenet?size=32").read(root)
     shutil.rmtree(root / "imagenet")
     Dataset.parse("digits").read()
     after = Dataset.parse("imagenet?size=32").read(root)
     assert torch.equal(after.test.images, before.test.images)
-    code = (
-        "import sys; from maxsep.lab.data import Dataset\n"
-        "Dataset.parse('imagenet?size=32').read(sys.argv[1]).train.images[0, 0, 0, 0] = 1"
-    )
-    assert subprocess.run([sys.executable, "-c", code, root], timeout=120, check=False).returncode == -signal.SIGSEGV
-
-
-@pytest.mark.parametrize("part", ["splits.json", "train.npy", "MANIFEST.json"])
-def test_damaged_decoded_images_are_refused(root, part):
-    Dataset.parse("imagenet?size=32").read(root)
-    Dataset.parse("digits").read()
-    path = root / "decoded" / "imagenet-32" / part
+    path = root / "decoded" / "imagenet-32" / "train.npy"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"imagenet-32"):
+    with pytest.raises(ValueError, match=r"train\.npy"):
         Dataset.parse("imagenet?size=32").read(root)
 
 
@@ -293,12 +258,6 @@ def test_a_disk_that_fills_up_is_an_error(root):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
     assert not list((root / "decoded").glob("imagenet*"))
-
-
-def test_a_full_disk_is_known_before_the_work(root, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
-    with pytest.raises(OSError, match="GB"):
-        Dataset.parse("imagenet?size=32").read(root)
 
 
 DECODE = """
@@ -328,25 +287,10 @@ def test_missing_pictures_or_lists(root, missing):
     assert not (root / "decoded").exists(), "a question leaves no folders behind"
 
 
-def test_imagenet_that_is_not_sorted_or_lacks_classes(root):
-    (root / "imagenet/train/n00000003").mkdir()
-    with pytest.raises(ValueError, match="n00000003"):
-        Dataset.parse("imagenet?size=32").read(root)
-    (root / "imagenet/train/n00000003").rmdir()
-    (root / "imagenet/val/n00000002/val_0.JPEG").rename(root / "imagenet/val/val_0.JPEG")
-    with pytest.raises(ValueError, match=r"val_0\.JPEG"):
-        Dataset.parse("imagenet?size=32").read(root)
-    (root / "imagenet/val/val_0.JPEG").unlink()
-    shutil.rmtree(root / "imagenet/val/n00000002")
-    with pytest.raises(ValueError, match="n00000002"):
-        Dataset.parse("imagenet?size=32").read(root)
-
-
 @pytest.mark.parametrize(
     ("part", "text"),
     [
         ("train", "train/n0/a.JPEG\n"),
-        ("train", ""),
         ("train", "a/b.JPEG 0\na/c.JPEG 2\n"),
         ("test", "val/n00000000/val_0.JPEG 7\n"),
         ("train", "train/n00000000/gone.JPEG 0\n"),

@@ -20,33 +20,22 @@ def small(labels=(0, 1, 1, 2), classes=("a", "b", "c")):
 
 def test_properties_and_subset():
     split = small()
-    assert (len(split), split.num_classes, split.shape) == (4, 3, (3, 2, 2))
-    assert split.class_counts == [1, 2, 1]
     chosen = split.subset(torch.tensor([3, 0]))
-    assert chosen.labels.tolist() == [2, 0]
+    assert (chosen.labels.tolist(), chosen.class_counts) == ([2, 0], [1, 0, 1])
     assert torch.equal(chosen.images[0], split.images[3])
-    assert chosen.class_counts == [1, 0, 1]
     assert split.subset(torch.arange(4)) is split, "a mapped file would be copied into memory"
-
-
-def test_batches():
-    split = small()
     picked, labels = split.batch(torch.tensor([3, 0, 3]))
-    assert torch.equal(picked, split.images[[3, 0, 3]])
-    assert labels.tolist() == [2, 0, 2]
+    assert (picked.equal(split.images[[3, 0, 3]]), labels.tolist()) == (True, [2, 0, 2])
     assert [len(batch) for batch in split.batches(3)] == [3, 1]
-    assert torch.equal(torch.cat(list(split.batches(3))), split.images)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         (images(2, 3, 2, 2, dtype=torch.float32), torch.zeros(2).long(), ("a",)),
-        (images(2, 12), torch.zeros(2).long(), ("a",)),
         (images(0, 3, 2, 2), torch.zeros(0).long(), ("a",)),
         (images(2), torch.zeros(2), ("a",)),
         (images(2), torch.eye(2).long(), ("a", "b")),
-        (images(2), torch.zeros(1).long(), ("a",)),
         (images(2), torch.tensor([0, -1]), ("a",)),
         (images(2), torch.tensor([5, 0]), ("a", "b")),
         (images(2), torch.zeros(2).long(), ()),
@@ -89,16 +78,5 @@ def test_hold_out_splits_every_class(labels, fraction, seed):
         assert abs(out - fraction * total) <= 1
     counts = torch.bincount(labels)
     assert held_counts(counts.tolist(), fraction) == torch.bincount(labels[held], minlength=len(counts)).tolist()
-
-
-def test_hold_outs_are_the_same_everywhere():
-    """Fixed values: a run on another machine must see the same images."""
-    labels = torch.arange(3).repeat(7)
-    assert hold_out(labels, 0.3, seed=5)[1].tolist() == [4, 6, 8, 16, 17, 18]
-    assert hold_out(labels, 0.3, seed=6)[1].tolist() != [4, 6, 8, 16, 17, 18]
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.5, float("nan")])
-def test_bad_fraction(fraction):
-    with pytest.raises(ValueError, match="fraction"):
-        hold_out(torch.tensor([0, 1]), fraction)
+    fixed = hold_out(torch.arange(3).repeat(7), 0.3, seed=5)[1]
+    assert fixed.tolist() == [4, 6, 8, 16, 17, 18], "a run on another machine must see the same images"

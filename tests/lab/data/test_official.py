@@ -1,8 +1,9 @@
 """The official files, whole and damaged: no code of a file runs, and no damage passes for data."""
 
+import base64
 import os
 import pickle
-import random
+import zlib
 
 import numpy as np
 import pytest
@@ -14,58 +15,64 @@ from maxsep.files import write_folder
 from maxsep.lab.data import DataError, Dataset
 from maxsep.lab.data.official import read_digits
 
+# what Python 2 wrote: byte strings for text, numpy.core for arrays; first pixels 0 to 9, first green 7, second row 5
+BATCH = (
+    "c-rmOyK2KQ07hZSw<K;K#FHVfVS|TIjU~tzXd!VTM}`_&=u$$Ty0wz-9Xd5S-|&Nx@ZiPgJ$N%RQ+Ktt&C_<L>uzTPCAA4va(OzL=+VSkA!dbi"
+    "6SxW8L~dd?iJOI+rJL0}or+p*wMm+O+#jdBISgICA9way4}+f4?a(!c{$z)-vFY_r+PBxUQhX>`pEqWal`<<*_fByyg#EeK+UeM(Dj3(LDCK#R"
+    "m7$WaRaF&Vv&)pi)}IgJMf@rj0B+TSPXGXbcO?A}(Ek7cz#9Sm577Sr0Kgj|{SVOp006)n5&aL){{R5M8}T2{0nq;d0O0>f=zoCz2LJ&4|LK2#"
+    "{s#a6H)l!z1N1)t0Px0&{s-uP007_(TaWoS@X0{>"
+)
+META = (
+    "c-m`Vsx4&H2<6U6OiIm(&r8frEiPn=Eo9aRWlzpYEG||sC}e>#4GUReOrt_J7}L0r9mX^%<bW|v3prs-vqCNy)4Y%y#<VEpfiW!$c~eXE08gzcVE"
+)
+
 
 def read(name, root):
     return Dataset.parse(name).read(root)
 
 
-@pytest.mark.parametrize("writer", ["python2", "python3"])
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
-def test_cifar(tmp_path, write_cifar, cifar_batch, name, classes, writer):
-    write_cifar(tmp_path, name, writer)
+def test_cifar(tmp_path, write_cifar, name, classes):
+    folder = write_cifar(tmp_path, name)
     data = read(name, tmp_path)
-    assert (data.name, data.train.images.shape) == (name, (5 * classes, 3, 32, 32))
     assert data.train.classes == tuple(f"class {i}" for i in range(classes))
-    first = cifar_batch(name, classes)
-    assert np.array_equal(data.train.images[:classes].reshape(classes, -1).numpy(), first["data"])
-    assert data.train.labels[:classes].tolist() == list(range(classes))
-    # A row of the file is the red plane, then green, then blue, each row by row.
-    assert data.train.images[0, 1, 0, 0] == first["data"][0, 1024]
-    assert data.train.images[0, 0, 1, 0] == first["data"][0, 32]
+    assert set(data.train.class_counts) == {5 if name == "cifar10" else 1}
+    batch = pickle.loads((folder / ("test_batch" if name == "cifar10" else "test")).read_bytes())
+    # a row of the file is the red plane, then green, then blue, each row by row
+    assert np.array_equal(data.test.images.numpy(), batch["data"].reshape(-1, 3, 32, 32))
+    assert data.test.labels.tolist() == list(range(classes))
 
 
-@pytest.mark.parametrize("part", ["data_batch_3", "test_batch", "batches.meta"])
-def test_a_missing_part_is_named(tmp_path, write_cifar, part):
-    (write_cifar(tmp_path) / part).unlink()
-    with pytest.raises(FileNotFoundError, match=part):
+def test_cifar_of_python_2(tmp_path, write_cifar):
+    for path in write_cifar(tmp_path).iterdir():
+        path.write_bytes(zlib.decompress(base64.b85decode(META if path.name == "batches.meta" else BATCH)))
+    data = read("cifar10", tmp_path)
+    assert data.test.classes == tuple(f"class {i}" for i in range(10))
+    assert data.test.labels.tolist() == data.test.images[:, 0, 0, 0].tolist() == list(range(10))
+    assert (data.test.images[0, 1, 0, 0], data.test.images[0, 0, 1, 0]) == (7, 5)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
+    with pytest.raises(FileNotFoundError, match="data_batch_3"):
         read("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("part", "changes"),
     [
-        {"data": np.zeros((10, 3071), np.uint8)},
-        {"data": np.zeros((10, 3072))},
-        {"data": [1, 2]},
-        {"labels": [*range(9), 10]},
-        {"labels": [*range(9), 1.5]},
-        {"labels": [*range(8)]},
-        {"labels": [[1, 0]] * 10},
-        {"labels": [0] * 10},
+        ("test_batch", {"data": np.zeros((10, 3071), np.uint8)}),
+        ("test_batch", {"data": np.zeros((10, 3072))}),
+        ("test_batch", {"labels": [*range(9), 10]}),
+        ("test_batch", {"labels": [*range(9), 1.5]}),
+        ("test_batch", {"labels": [*range(8)]}),
+        ("test_batch", {"labels": [[1, 0]] * 10}),
+        ("data_batch_5", {"labels": [0] * 10}),
+        ("batches.meta", {"label_names": ["a"]}),
+        ("batches.meta", {"label_names": [3] * 10}),
     ],
-    ids=["pixels", "floats", "no array", "too large", "no number", "too few", "one-hot", "unequal classes"],
 )
-def test_a_bad_batch(tmp_path, write_cifar, cifar_batch, changes):
-    folder = write_cifar(tmp_path)
-    (folder / "test_batch").write_bytes(pickle.dumps(cifar_batch("cifar10", 10, **changes), protocol=2))
-    with pytest.raises(DataError, match="test_batch"):
-        read("cifar10", tmp_path)
-
-
-@pytest.mark.parametrize("names", [["a"], [3] * 10, None])
-def test_bad_class_names(tmp_path, write_cifar, names):
-    (write_cifar(tmp_path) / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
-    with pytest.raises(DataError, match=r"batches\.meta"):
+def test_bad_content(tmp_path, write_cifar, part, changes):
+    path = write_cifar(tmp_path) / part
+    path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()) | changes, protocol=2))
+    with pytest.raises(DataError, match=part):
         read("cifar10", tmp_path)
 
 
@@ -82,16 +89,13 @@ def hostile(marker):
     command = f"touch {marker}"
     yield from (pickle.dumps(Evil(os.system, command), protocol=protocol) for protocol in range(6))
     yield pickle.dumps({"data": np.zeros(4, np.uint8), "x": Evil(eval, f"open({str(marker)!r}, 'w')")}, protocol=2)
-    yield pickle.dumps(Evil(open, str(marker), "w"), protocol=2)
     yield pickle.dumps(Evil(getattr, [], "append"), protocol=2)
     yield pickle.dumps(np.array([Evil(os.system, command)], dtype=object), protocol=2)
-    yield f"cos\nsystem\n(S'{command}'\ntR.".encode()
     yield f"(S'{command}'\nios\nsystem\n.".encode()  # INST
     yield f"(cos\nsystem\nS'{command}'\no.".encode()  # OBJ
     yield b"\x80\x02\x82\x01."  # EXT1
     yield b"P1\n."  # PERSID
     yield b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93."  # STACK_GLOBAL
-    yield b"cbuiltins\nprint\n(S'x'\ntR."
 
 
 def test_no_hostile_pickle_runs(tmp_path, write_cifar):
@@ -103,22 +107,12 @@ def test_no_hostile_pickle_runs(tmp_path, write_cifar):
         assert not marker.exists(), content
 
 
-@pytest.mark.parametrize("writer", ["python2", "python3"])
-def test_cut_or_lengthened_batches(tmp_path, write_cifar, writer):
-    path = write_cifar(tmp_path, writer=writer) / "data_batch_4"
-    content, rng = path.read_bytes(), random.Random(1)
-    for damaged in [*(content[: rng.randrange(len(content))] for _ in range(20)), content + b"\0", pickle.dumps([1])]:
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match="data_batch_4"):
-            read("cifar10", tmp_path)
-
-
-def write_svhn(root, part="both", **changes):
+def write_svhn(root, *parts, **changes):
     (root / "svhn").mkdir(exist_ok=True)
-    for name in ("train", "test") if part == "both" else (part,):
-        pixels = np.random.default_rng(20).integers(0, 256, (32, 32, 3, 20)).astype(np.uint8)
-        content = {"X": pixels, "y": (np.arange(20) % 10 + 1).astype(np.uint8)[:, None]} | changes
-        savemat(root / "svhn" / f"{name}_32x32.mat", content, do_compression=True)
+    pixels = np.random.default_rng(20).integers(0, 256, (32, 32, 3, 20)).astype(np.uint8)
+    content = {"X": pixels, "y": (np.arange(20) % 10 + 1).astype(np.uint8)[:, None]} | changes
+    for part in parts or ("train", "test"):
+        savemat(root / "svhn" / f"{part}_32x32.mat", content, do_compression=True)
     return pixels
 
 
@@ -126,11 +120,7 @@ def test_svhn_maps_ten_to_zero(tmp_path):
     pixels = write_svhn(tmp_path)
     data = read("svhn", tmp_path)
     assert data.train.labels[:12].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
-    assert data.train.classes == tuple("0123456789")
     assert data.test.images[7, 2, 3, 5] == pixels[3, 5, 2, 7]
-    (tmp_path / "svhn" / "test_32x32.mat").unlink()
-    with pytest.raises(FileNotFoundError, match="test_32x32"):
-        read("svhn", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +133,6 @@ def test_svhn_maps_ten_to_zero(tmp_path):
         {"y": np.full((20, 1), 11, np.uint8)},
         {"y": np.ones((20, 1), np.uint8)},
     ],
-    ids=["small images", "floats", "too few labels", "text", "label 11", "empty classes"],
 )
 def test_bad_svhn(tmp_path, changes):
     write_svhn(tmp_path)
@@ -152,15 +141,16 @@ def test_bad_svhn(tmp_path, changes):
         read("svhn", tmp_path)
 
 
-def test_cut_or_foreign_svhn(tmp_path):
+@pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_4", "svhn/test_32x32.mat"])
+def test_cut_or_foreign_files(tmp_path, write_cifar, name):
+    write_cifar(tmp_path)
     write_svhn(tmp_path)
-    path = tmp_path / "svhn" / "test_32x32.mat"
-    content, rng = path.read_bytes(), random.Random(0)
-    cut = [content[: rng.randrange(len(content) - 200)] for _ in range(20)]
-    for wrong in [*cut, b"", b"<html></html>", b"MATLAB 7.3" + bytes(600)]:
+    path = tmp_path / name
+    content = path.read_bytes()
+    for wrong in (*(content[: len(content) * i // 10] for i in range(9)), b"<html></html>", b"MATLAB 7.3" + bytes(600)):
         path.write_bytes(wrong)
-        with pytest.raises(DataError, match="test_32x32"):
-            read("svhn", tmp_path)
+        with pytest.raises(DataError, match=path.name):
+            read("svhn" if "svhn" in name else "cifar10", tmp_path)
 
 
 def test_a_flipped_bit_is_noticed_where_there_is_a_manifest(tmp_path, write_cifar):
@@ -169,10 +159,9 @@ def test_a_flipped_bit_is_noticed_where_there_is_a_manifest(tmp_path, write_cifa
     write_folder(folder, lambda new: [(new / path.name).write_bytes(path.read_bytes()) for path in source.iterdir()])
     (folder / ".DS_Store").touch()
     assert len(read("cifar10", tmp_path).train) == 50
-    path = folder / "data_batch_5"
-    content = bytearray(path.read_bytes())
+    content = bytearray((folder / "data_batch_5").read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    (folder / "data_batch_5").write_bytes(content)
     with pytest.raises(ValueError, match="data_batch_5"):
         read("cifar10", tmp_path)
 
@@ -184,6 +173,5 @@ def test_digits_are_the_originals_stretched_with_a_fixed_stratified_split():
     for train, test in zip(data.train.class_counts, data.test.class_counts, strict=True):
         assert abs(test / (train + test) - 1 / 3) < 0.01
     everything = torch.cat([data.train.images, data.test.images])
-    assert (everything.min(), everything.max()) == (0, 255)
     back, original = (everything.double() * 16 / 255).round()[:, 0], torch.from_numpy(load_digits().images)
     assert torch.equal(back.flatten(1).sum(1).sort().values, original.flatten(1).sum(1).sort().values)
