@@ -12,7 +12,7 @@ import torch
 
 import maxsep
 from maxsep import cli
-from maxsep.cli.app import VERBS, quiet_libraries, split_words
+from maxsep.cli.app import VERBS, quiet_libraries, split
 
 DATA = {"--data", "--download"}
 OPTIONS = {
@@ -34,7 +34,7 @@ OPTIONS = {
     "export": {"--out", "--format"},
     "report": {"--out", "--title"},
     "matrix": {"--out"},
-    "bench": {"--device", "--classes", "--batch", "--features", "--threads", "--quick", "--out", "--json"},
+    "bench": {"--device", "--classes", "--batch", "--features", "--threads", "--quick", "--json"},
 }  # fmt: skip
 
 
@@ -74,6 +74,7 @@ BAD = {
         *("--set momentum=1.5", "--set momentum=nan", "--set precision=fp8", "--set clip_norm=x"),
         *("--set loss.tau=1", "--set loss.label_smoothing=2", "--set head.rotation=1", "--set epochs=3", "--set x=1"),
         *("--set calibration=1", "--set sampler=balanced", "--set nesterov=yes", "--set head_options=1"),
+        *("--set schedule.warmup=x", "--set schedule.bogus=1", "--set network.hidden=x", "--set class_order=x"),
         "--optimiser adamw --set momentum=0.9",
         "--head cosine --loss ldam --epochs 5 --set loss.reweight_from=5",
     ],
@@ -146,10 +147,11 @@ def test_libraries_are_quiet_and_warnings_of_this_package_are_one_line(monkeypat
     assert "elsewhere.py:3" in warnings.formatwarning("words", UserWarning, "elsewhere.py", 3)
 
 
-def test_words_are_joined_by_commas_or_repeated():
-    assert split_words(["a, b", "c"], "a") == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="a,,b"):
-        split_words(["a,,b"], "a")
+def test_values_are_joined_by_commas_or_repeated():
+    assert split("--loss", ["a, b", "c"], "a", str) == ["a", "b", "c"]
+    assert split("--radius", None, "1,0.1", float) == [1.0, 0.1]
+    with pytest.raises(ValueError, match="--loss"):
+        split("--loss", ["a,,b"], "a", str)
 
 
 READERS = {".npy": np.load, ".pt": torch.load, ".csv": lambda path: np.loadtxt(path, delimiter=",", ndmin=2)}

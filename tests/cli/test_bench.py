@@ -1,20 +1,17 @@
 import json
 
-import pytest
-
 from maxsep.lab import benchmark
 
 SMALL = ["bench", "--quick", "--device", "cpu", "--classes", "20,5", "--batch", "4", "--features", "8"]
 
 
-def test_a_table_and_a_record(invoke, tmp_path):
-    result = invoke(*SMALL, "--out", tmp_path / "bench.json")
+def test_a_table_and_a_record(invoke):
+    result = invoke(*SMALL)
     assert result.exit_code == 0, result.exception
     assert len([line for line in result.stdout.splitlines() if line.startswith("head")]) == 8
-    record = json.loads((tmp_path / "bench.json").read_text())
+    record = json.loads(invoke(*SMALL, "--json").stdout)
     assert record["settings"] == {"batch": 4, "features": 8, "dtype": "float32", "classes": [5, 20]}
-    assert len(record["rows"]) == 20
-    assert json.loads(invoke(*SMALL, "--json").stdout)["settings"] == record["settings"]
+    assert len(record["rows"]) == 14
 
 
 def test_a_form_that_breaks_is_no_success(invoke, monkeypatch):
@@ -25,8 +22,3 @@ def test_a_form_that_breaks_is_no_success(invoke, monkeypatch):
     result = invoke(*SMALL)
     assert result.exit_code == 1
     assert "no kernel" in result.stdout
-
-
-@pytest.mark.parametrize("classes", ["", "ten", "1,10", "10,"])
-def test_numbers_of_classes_are_checked(invoke, classes):
-    assert "--classes" in str(invoke("bench", "--classes", classes or ",").exception)

@@ -95,6 +95,13 @@ def test_ldam_is_compared_by_its_own_heads(call, tmp_path):
     assert (len(specs), len(ldam)) == (14, 8)
 
 
+def test_ldam_alone_has_its_own_scale(call, tmp_path):
+    rows = json.loads(
+        call("compare", *SHORT, "--loss", "ldam", "--seeds", 1, "--runs", tmp_path, "--dry-run", "--json")
+    )
+    assert len(rows) == 4
+
+
 def test_two_processes_share_the_runs(call, tmp_path):
     arguments = ["compare", *SHORT, "--seeds", 2, "--runs", tmp_path / "runs", "--out", tmp_path / "out", "--jobs", 2]
     assert json.loads(call(*arguments, "--json"))["missing"] == []

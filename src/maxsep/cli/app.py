@@ -7,15 +7,17 @@ import logging
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 import maxsep
 from maxsep.packages import load_package
+
+Value = TypeVar("Value")
 
 
 class Verb(NamedTuple):
@@ -111,16 +113,19 @@ Optimiser = Annotated[str, typer.Option(help="sgd or adamw.")]
 LearningRate = Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")]
 
 
-def split_words(values: Sequence[str] | None, default: str) -> list[str]:
+def split(option: str, values: Sequence[str] | None, default: str, kind: Callable[[str], Value]) -> list[Value]:
     """Split the values of an option that is repeated or joined by commas.
 
-    >>> split_words(["a,b", "c"], "a"), split_words(None, "a")
-    (['a', 'b', 'c'], ['a'])
+    >>> split("--radius", ["1,0.5", "2"], "1", float)
+    [1.0, 0.5, 2.0]
     """
     words = [word.strip() for text in values or [default] for word in text.split(",")]
-    if not all(words):
-        raise ValueError(f"expected values joined by commas, such as {default}, got {','.join(values or [])!r}.")
-    return words
+    try:
+        if all(words):
+            return [kind(word) for word in words]
+    except ValueError:
+        pass
+    raise ValueError(f"{option} takes values joined by commas, such as {default}, got {','.join(words)!r}.")
 
 
 def command_line() -> str:

@@ -64,27 +64,23 @@ def compare_command(
     as_json: app.Json = False,
 ) -> None:
     """Train the linear head, its controls and maxsep on your data, and print what the matrix adds to its control."""
-    limit, losses = None if budget is None else parse_budget(budget), app.split_words(loss, "cross_entropy")
+    limit, losses = None if budget is None else parse_budget(budget), app.split("--loss", loss, "cross_entropy", str)
     with list_once():
         name = Dataset.find(dataset, data, size).name
         images = count_images(RunSpec(dataset=name, imbalance=imbalance), data) or 1
         recipe = compare(
             name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance, losses=losses,
-            radii=_numbers(radius) if radius else None, augmentation=augmentation, optimiser=optimiser,
-            learning_rate=learning_rate, batch_size=batch_size or usual_batch(images),
+            radii=app.split("--radius", radius, "1,0.1", float) if radius else None, augmentation=augmentation,
+            optimiser=optimiser, learning_rate=learning_rate, batch_size=batch_size or usual_batch(images),
             loss_options=_loss_options(settings or (), losses),
         )  # fmt: skip
         specs = with_order(recipe.specs(precision=default_precision(device)), data, download=download)
         check_spec(specs[-1])
-        how: dict[str, Any] = {
-            "runs": runs,
-            "data_root": data,
-            "download": download,
-            "execution": Execution(device=device),
-        }
+        execution = Execution(device=device)
         if dry_run:
-            show_plan(grid.plan(specs, runs=runs, execution=Execution(device=device)), as_json)
+            show_plan(grid.plan(specs, runs=runs, execution=execution), as_json)
             return
+        how: dict[str, Any] = {"runs": runs, "data_root": data, "download": download, "execution": execution}
         start = time.monotonic()
         _check(specs, **how)
         if limit is not None:  # reading the data counts
@@ -100,13 +96,6 @@ def _loss_options(settings: Sequence[str], losses: Sequence[str]) -> Options:
     if set(fields) - {"loss_options"}:
         raise ValueError(f"--set takes loss.NAME=VALUE here, got {', '.join(settings)}.")
     return tuple(fields.get("loss_options", ()))
-
-
-def _numbers(values: Sequence[str]) -> list[float]:
-    try:
-        return [float(word) for word in app.split_words(values, "1,0.1")]
-    except ValueError as error:
-        raise ValueError(f"--radius must be numbers, such as 1,0.1, got {','.join(values)!r}.") from error
 
 
 def _check(

@@ -36,5 +36,5 @@ def matrix_command(
             np.savetxt(out, matrix.numpy(), delimiter=",", fmt="%.17g")
     angle = math.degrees(math.acos(-1 / (classes - 1)))
     typer.echo(f"{classes} classes: {angle:.4f} degrees between any two class vectors")
-    typer.echo(f"largest errors: squared norm {certificate.norm:.0e}, mean {certificate.mean:.0e}, ", nl=False)
-    typer.echo(f"cosine times (C - 1) {certificate.cosine:.0e}")
+    norm, mean, cosine = certificate.norm, certificate.mean, certificate.cosine
+    typer.echo(f"largest errors: squared norm {norm:.0e}, mean {mean:.0e}, cosine {cosine:.0e} / (C - 1)")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.app import Device, Json
+from maxsep.cli import app
 from maxsep.lab.export import export
 from maxsep.lab.predict import Classifier, Prediction, Unreadable, classify, find_images, open_model
 
@@ -17,15 +17,11 @@ from maxsep.lab.predict import Classifier, Prediction, Unreadable, classify, fin
 def predict_command(
     model: Annotated[Path, typer.Argument(help="A run folder, or a folder that maxsep export wrote.")],
     images: Annotated[list[str], typer.Argument(help="Image files, folders of them, or patterns.")],
-    score: Annotated[
-        str | None, typer.Option(help="max_logit, max_softmax or energy; by default the run's: max_logit.")
-    ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Images that score below it are unknown; by default the run's own.")
-    ] = None,
+    score: Annotated[str | None, typer.Option(help="max_logit (the default), max_softmax or energy.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Scores below it are unknown; by default the run's.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of classes to print.")] = 1,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: app.Device = "auto",
+    as_json: app.Json = False,
 ) -> None:
     """Classify images: path, class, probability, score, and `unknown` if the score is below the threshold."""
     classifier = open_model(model, device)
@@ -83,12 +79,6 @@ def _line(prediction: Prediction, path_width: int, label_width: int) -> str:
 
 
 def _as_dict(prediction: Prediction) -> dict[str, Any]:
-    label, probability = prediction.top[0]
-    return {
-        "path": str(prediction.path),
-        "class": label,
-        "probability": probability,
-        "score": prediction.score,
-        "unknown": prediction.unknown,
-        "top": [{"class": name, "probability": share} for name, share in prediction.top],
-    }
+    top = [{"class": label, "probability": probability} for label, probability in prediction.top]
+    rest = {"score": prediction.score, "unknown": prediction.unknown, "top": top}
+    return {"path": str(prediction.path), **top[0], **rest}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from maxsep.cli.app import Budget, Data, Device, Download, DryRun, Jobs, Json, Runs, show_table
+from maxsep.cli import app
 from maxsep.lab import grid, recipes
 from maxsep.lab.data import with_order
 from maxsep.lab.engine.train import check_precision
@@ -21,23 +22,19 @@ from maxsep.lab.spec import Execution
 
 def reproduce_command(
     name: Annotated[str, typer.Argument(help=f"{', '.join(recipes.names())}.")],
-    only: Annotated[
-        str | None, typer.Option(help="Select runs by field=value or a part of the name, joined by commas.")
-    ] = None,
+    only: Annotated[str | None, typer.Option(help="Select runs: field=value,... or parts of names.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; by default the recipe's.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs than the paper's.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="32-true, bf16-mixed, ...; by default bf16-mixed on a GPU.")
-    ] = None,
-    budget: Budget = None,
-    jobs: Jobs = 1,
-    dry_run: DryRun = False,
-    data: Data = None,
-    download: Download = False,
-    runs: Runs = Path("runs"),
+    precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed, the default on a GPU.")] = None,
+    budget: app.Budget = None,
+    jobs: app.Jobs = 1,
+    dry_run: app.DryRun = False,
+    data: app.Data = None,
+    download: app.Download = False,
+    runs: app.Runs = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of the report; by default RUNS/report.")] = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: app.Device = "auto",
+    as_json: app.Json = False,
 ) -> None:
     """Train the missing runs of a table or figure, then write the report."""
     recipe = recipes.get(name)
@@ -55,21 +52,20 @@ def reproduce_command(
         data_root=data, download=download, execution=execution, progress=not as_json and jobs == 1,
         on_event=None if as_json else show_event,
     )  # fmt: skip
-    page = write_report(runs, out or runs / "report") if summary.finished or summary.skipped else None
+    page = None
+    if summary.finished or summary.skipped:
+        page = write_report(runs, out or runs / "report", commands=[app.command_line()])
     _show(summary, page, as_json)
     raise typer.Exit(summary.status)
 
 
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; intervals need two or more.")] = 3,
+    seeds: app.Seeds = 3,
     epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs.")] = None,
 ) -> None:
     """Train on long-tailed digits with and without the matrix, a minute on a CPU, and write a report."""
-    summary = grid.reproduce(recipes.get("demo"), seeds=seeds, epochs=epochs, runs=out / "runs", on_event=show_event)
-    title = "Maximum class separation: a demonstration on long-tailed digits"
-    _show(summary, write_report(out / "runs", out, title=title) if summary.finished or summary.skipped else None, False)
-    raise typer.Exit(summary.status)
+    reproduce_command("demo", seeds=seeds, epochs=epochs, runs=out / "runs", out=out, device="cpu")
 
 
 def show_event(event: Event) -> None:
@@ -89,21 +85,16 @@ def show_event(event: Event) -> None:
 def show_plan(planned: Sequence[PlannedRun], as_json: bool) -> None:
     """Print runs with their state and estimated time, and the sum."""
     if as_json:
-        rows = [
-            {"name": run.spec.name, "state": run.state, "seconds": run.estimate.seconds, "basis": run.estimate.basis}
-            for run in planned
-        ]
+        rows = [{"name": run.spec.name, "state": run.state, **asdict(run.estimate)} for run in planned]
         typer.echo(json.dumps(rows))
         return
-    show_table(["run", "state", "time"], [_plan_row(run) for run in planned])
+    times = [format_seconds(run.estimate.seconds) if run.estimate.seconds else "" for run in planned]
+    cells = [[run.spec.title, run.state, seconds] for run, seconds in zip(planned, times, strict=True)]
+    app.show_table(["run", "state", "time"], cells)
     missing = [run for run in planned if run.state != "finished"]
     basis = "; ".join(sorted({run.estimate.basis for run in missing})) or "none left"
     total = format_seconds(sum(run.estimate.seconds for run in missing))
     typer.echo(f"{len(missing)} of {len(planned)} runs to train, about {total} in total ({basis})")
-
-
-def _plan_row(run: PlannedRun) -> list[str]:
-    return [run.spec.title, run.state, "" if run.state == "finished" else format_seconds(run.estimate.seconds)]
 
 
 def _show(summary: Summary, page: Path | None, as_json: bool) -> None:

@@ -81,7 +81,8 @@ def train_command(
         run = Run(runs / spec.name)
         was_finished = run.state == "finished"
         if was_finished:
-            check_unchanged(run, data)
+            if fingerprints_differ(run.metrics.get("files"), Dataset.parse(spec.dataset).fingerprint(data)):
+                raise ValueError(f"the images have changed since {run.folder} was trained: remove it, or use --runs.")
         else:
             dry_run(spec, execution, data, download=download)  # bad settings raise here, before anything is written
             runs.mkdir(parents=True, exist_ok=True)
@@ -108,14 +109,13 @@ def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Pa
 
     A folder, the digits and ImageNet get the network, augmentation and batch size of `maxsep compare`.
     """
-    fields = {name: value for name, value in fields.items() if value is not None}
     dataset = Dataset.find(fields.get("dataset", _DEFAULT.dataset), data)
     is_small = dataset.is_own or dataset.source == "digits"
+    defaults: dict[str, Any] = {"learning_rate": RATES.get(fields.get("optimiser", "sgd"), RATES["sgd"])}
     if is_small or dataset.is_imagenet:
-        defaults = {"network": dataset.default_network, "augmentation": dataset.default_augmentation}
-        fields = defaults | fields
-    rate = RATES.get(fields.get("optimiser", _DEFAULT.optimiser), RATES["sgd"])
-    spec = RunSpec(**{"learning_rate": rate} | fields | {"dataset": dataset.name})
+        defaults |= {"network": dataset.default_network, "augmentation": dataset.default_augmentation}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    spec = RunSpec(**defaults | fields | {"dataset": dataset.name})
     spec = spec.replace(**parse_settings(settings, spec))
     check_spec(spec, settings)
     if "batch_size" not in fields and is_small:
@@ -152,7 +152,10 @@ def parse_settings(settings: Sequence[str], spec: RunSpec) -> dict[str, Any]:
                 raise ValueError(f"--set {name}: {getattr(spec, group)!r} takes {', '.join(known) or 'no options'}.")
             values = dict(fields.get(f"{group}_options", ()))
             default = known[option] if known else None
-            values[option] = _parse(name, text, *(() if default is None else (type(default),)))
+            numbers = () if group == "network" and "/" in spec.network else (bool, int, float, tuple)
+            values[option] = _parse(
+                name, text, *(numbers if known is None else () if default is None else (type(default),))
+            )
             fields[f"{group}_options"] = options(**values)
         elif name in OPTIONS:
             raise ValueError(f"--set {name}: use --{name.replace('_', '-')}.")
@@ -195,15 +198,6 @@ def check_spec(spec: RunSpec, settings: Sequence[str] = ()) -> None:
         raise ValueError("adamw takes no momentum and no nesterov.")
 
 
-def check_unchanged(run: Run, data: Path | None) -> None:
-    """Raise if the pictures of a finished run have other names or sizes now."""
-    dataset = Dataset.parse(run.spec.dataset)
-    if fingerprints_differ(run.metrics.get("files"), dataset.fingerprint(data)):
-        raise ValueError(
-            f"the images of {dataset.name} have changed since {run.folder} was trained: remove it or use other --runs."
-        )
-
-
 def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     """Count a run's training images without reading one; None for a folder that cannot be listed."""
     counts = Dataset.parse(spec.dataset).train_counts(data)
@@ -217,10 +211,8 @@ def _show(run: Run, was_finished: bool, as_json: bool) -> None:
         return
     if was_finished:
         typer.echo("this run was finished before; nothing was trained")
-    test = "held-out data" if run.spec.validation else "the test set"
-    _, height, width = run.preprocessing["shape"]
-    images = f"{metrics['num_train']:,} training and {metrics['num_test']:,} test images of {width} x {height}"
-    typer.echo(f"top-1 {metrics['top1']:.2%}, mean over classes {metrics['balanced']:.2%} on {test} ({images})")
+    test = f"{metrics['num_test']:,} {'held-out' if run.spec.validation else 'test'} images"
+    typer.echo(f"top-1 {metrics['top1']:.2%}, mean over classes {metrics['balanced']:.2%} on {test}")
     if unknown is not None:
         threshold = unknown["thresholds"][unknown["score"]]
         typer.echo(f"unknown: {unknown['score']} below {threshold:.4f}, set on {unknown['images']} held-out images")

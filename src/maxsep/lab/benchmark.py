@@ -1,12 +1,11 @@
-"""Time construction, product, head and fused loss on this machine, against the dense matrix and nn.Linear."""
+"""Time product, head and fused loss on this machine, against the dense matrix and nn.Linear."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +13,13 @@ from torch.nn import functional as F
 
 from maxsep import MaxSeparationHead, separate, simplex
 from maxsep.losses import fused_cross_entropy
-from maxsep.simplex import coefficients
 
 DENSE_LIMIT = 10_000
 """Most classes of the dense matrix, which takes 400 MB there."""
-ROUNDS, MOST_ROUNDS, SECONDS = 3, 50, 0.25
-"""Least and most rounds of a comparison, and the seconds after which no further round starts."""
-
 Clock = Callable[[], float]
-Prepare = Callable[[], Callable[[], object]]
-"""Allocates the tensors of one form and returns the function to time."""
+Call = Callable[[], object]
+Forms = dict[str, Callable[[], Call]]
+"""By name, what allocates the tensors of one form and returns the function to time."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +33,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One form of one operation at one number of classes; `ratio` is its time over nn.Linear's, round by round."""
+    """One form of one operation: its time, and its ratio to nn.Linear's, round by round; or the problem.
+
+    `failed` tells an error from a lack of memory.
+    """
 
     operation: str
     classes: int
     form: str
     milliseconds: Spread | None = None
     ratio: Spread | None = None
-    rounds: int = 0
     problem: str | None = None
     failed: bool = False
-    """Whether the problem is an error rather than a lack of memory."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a measurement."""
-
-    classes: int
-    batch: int
-    features: int
-    device: torch.device
-
-    def samples(self, width: int, *, grad: bool = True) -> Tensor:
-        """Return random samples (batch, width)."""
-        return torch.randn(self.batch, width, device=self.device, requires_grad=grad)
-
-    def linear(self, outputs: int) -> nn.Linear:
-        """Return a layer (features, outputs)."""
-        return nn.Linear(self.features, outputs, device=self.device)
 
 
 def measure(
@@ -74,10 +53,10 @@ def measure(
     batch: int = 128,
     features: int = 512,
     device: torch.device | str = "cpu",
-    seconds: float = SECONDS,
+    seconds: float = 0.25,
     on_start: Callable[[str, int], None] = lambda operation, classes: None,
 ) -> list[Row]:
-    """Measure every operation at every number of classes.
+    """Measure every operation at every number of classes, in 3 to 50 rounds.
 
     Args:
         classes: Numbers of classes, each at least 2.
@@ -88,100 +67,97 @@ def measure(
         on_start: Called with each operation and size before it is measured.
 
     >>> rows = measure([3], batch=2, features=4, seconds=0.0)
-    >>> [(row.form, row.rounds) for row in rows if row.operation == "product"]
-    [('maxsep', 3), ('dense', 3), ('plain', 3)]
+    >>> [row.form for row in rows if row.operation == "product"]
+    ['maxsep', 'dense', 'plain']
     """
     rows: list[Row] = []
     for count in classes:
-        sizes = Sizes(count, batch, features, torch.device(device))
-        for operation, forms in OPERATIONS.items():
+        for operation, forms in operations(count, batch, features, torch.device(device)).items():
             on_start(operation, count)
-            rows += _compare(operation, sizes, forms(sizes), seconds)
+            rows += _compare(operation, count, forms, seconds, clock_of(torch.device(device), torch.get_num_threads()))
     return rows
 
 
-def _compare(operation: str, sizes: Sizes, forms: dict[str, Prepare], seconds: float) -> list[Row]:
-    ready: dict[str, Callable[[], object]] = {}
-    rows: dict[str, Row] = {}
+def _compare(operation: str, classes: int, forms: Forms, seconds: float, clock: Clock) -> list[Row]:
+    ready: dict[str, Call] = {}
+    problems: dict[str, tuple[str, bool]] = {}
     for form, prepare in forms.items():
-        row = partial(Row, operation, sizes.classes, form)
-        if form == "dense" and sizes.classes > DENSE_LIMIT:
-            rows[form] = row(problem=f"more than {DENSE_LIMIT:,} classes")
+        if form == "dense" and classes > DENSE_LIMIT:
+            problems[form] = (f"more than {DENSE_LIMIT:,} classes", False)
             continue
         try:
             function = prepare()
             function()
         except (torch.OutOfMemoryError, MemoryError):
-            rows[form] = row(problem="out of memory")
+            problems[form] = ("out of memory", False)
         except Exception as error:  # the other forms are still measured
-            rows[form] = row(problem=f"{type(error).__name__}: {' '.join(str(error).split())}", failed=True)
+            problems[form] = (f"{type(error).__name__}: {' '.join(str(error).split())}", True)
         else:
             ready[form] = function
-    clock = clock_of(sizes.device, torch.get_num_threads())
-    times = alternate(ready, least=ROUNDS, most=MOST_ROUNDS, seconds=seconds, clock=clock, warm=True) if ready else {}
-    for form, values in times.items():
-        ratio = spread_of([a / b for a, b in zip(values, times["plain"], strict=True)]) if "plain" in times else None
-        milliseconds = spread_of([1e3 * value for value in values])
-        rows[form] = Row(operation, sizes.classes, form, milliseconds, ratio, len(values))
-    return [rows[form] for form in forms]
+    times = alternate(ready, least=3, most=50, seconds=seconds, clock=clock, warm=True)
+    rows = []
+    for form in forms:
+        if form in problems:
+            problem, failed = problems[form]
+            rows.append(Row(operation, classes, form, problem=problem, failed=failed))
+            continue
+        ratio = [a / b for a, b in zip(times[form], times["plain"], strict=True)] if "plain" in times else []
+        milliseconds = spread_of([1e3 * value for value in times[form]])
+        rows.append(Row(operation, classes, form, milliseconds, spread_of(ratio) if ratio else None))
+    return rows
 
 
-def _construction(sizes: Sizes) -> dict[str, Prepare]:
-    return {
-        "maxsep": lambda: lambda: coefficients(sizes.classes, device=sizes.device),
-        "dense": lambda: lambda: simplex(sizes.classes, device=sizes.device),
-        "plain": lambda: lambda: sizes.linear(sizes.classes),
-    }
+def operations(classes: int, batch: int, features: int, device: torch.device) -> dict[str, Forms]:
+    """Return the forms of every operation; `plain` is nn.Linear from the features to the logits.
 
+    `product` maps C-1 outputs to C logits, forward and backward. `head` goes from the features to the cross-entropy,
+    forward and backward with all gradients; `fused` never holds the logits.
+    """
 
-def _product(sizes: Sizes) -> dict[str, Prepare]:
-    """C-1 outputs to C logits, forward and backward; plain is the layer from features to logits."""
+    def linear(outputs: int) -> nn.Linear:
+        return nn.Linear(features, outputs, device=device)
 
-    def step(logits: Callable[[Tensor], Tensor], width: int, parameters: Iterable[Tensor] = ()) -> Callable[[], object]:
-        x, grad = sizes.samples(width), sizes.samples(sizes.classes, grad=False)
+    def product(logits: Callable[[Tensor], Tensor], width: int, layer: nn.Module | None = None) -> Call:
+        x = torch.randn(batch, width, device=device, requires_grad=True)
+        grad, parameters = torch.randn(batch, classes, device=device), list(layer.parameters()) if layer else []
         return lambda: torch.autograd.grad(logits(x), [x, *parameters], grad)
 
-    def dense() -> Callable[[], object]:
-        matrix = simplex(sizes.classes, device=sizes.device)
-        return step(lambda x: x @ matrix, sizes.classes - 1)
+    def dense_product() -> Call:
+        p = simplex(classes, device=device)
+        return product(lambda x: x @ p, classes - 1)
 
-    def plain() -> Callable[[], object]:
-        layer = sizes.linear(sizes.classes)
-        return step(layer, sizes.features, list(layer.parameters()))
+    def plain_product() -> Call:
+        layer = linear(classes)
+        return product(layer, features, layer)
 
-    return {"maxsep": lambda: step(separate, sizes.classes - 1), "dense": dense, "plain": plain}
+    def head(layer: nn.Module, logits: Callable[[Tensor], Tensor] | None = None) -> Call:
+        x = torch.randn(batch, features, device=device, requires_grad=True)
+        y, forward = torch.randint(classes, (batch,), device=device), logits or layer
+        return lambda: torch.autograd.grad(F.cross_entropy(forward(x), y), [x, *layer.parameters()])
 
+    def fused_head() -> Call:
+        layer = MaxSeparationHead(features, classes, device=device)
+        x = torch.randn(batch, features, device=device, requires_grad=True)
+        y = torch.randint(classes, (batch,), device=device)
+        return lambda: torch.autograd.grad(fused_cross_entropy(layer, x, y), [x, *layer.parameters()])
 
-def _head(sizes: Sizes) -> dict[str, Prepare]:
-    """Features to the cross-entropy, forward and backward, all gradients; fused never holds the logits."""
+    def dense_head() -> Call:
+        layer, p = linear(classes - 1), simplex(classes, device=device)
+        return head(layer, lambda x: layer(x) @ p)
 
-    def step(layer: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        x, y = sizes.samples(sizes.features), torch.randint(sizes.classes, (sizes.batch,), device=sizes.device)
-        return lambda: torch.autograd.grad(loss(x, y), [x, *layer.parameters()])
-
-    def head() -> MaxSeparationHead:
-        return MaxSeparationHead(sizes.features, sizes.classes, device=sizes.device)
-
-    def maxsep() -> Callable[[], object]:
-        layer = head()
-        return step(layer, lambda x, y: F.cross_entropy(layer(x), y))
-
-    def fused() -> Callable[[], object]:
-        layer = head()
-        return step(layer, lambda x, y: fused_cross_entropy(layer, x, y))
-
-    def dense() -> Callable[[], object]:
-        layer, matrix = sizes.linear(sizes.classes - 1), simplex(sizes.classes, device=sizes.device)
-        return step(layer, lambda x, y: F.cross_entropy(layer(x) @ matrix, y))
-
-    def plain() -> Callable[[], object]:
-        layer = sizes.linear(sizes.classes)
-        return step(layer, lambda x, y: F.cross_entropy(layer(x), y))
-
-    return {"maxsep": maxsep, "fused": fused, "dense": dense, "plain": plain}
-
-
-OPERATIONS = {"construction": _construction, "product": _product, "head": _head}
+    return {
+        "product": {
+            "maxsep": lambda: product(separate, classes - 1),
+            "dense": dense_product,
+            "plain": plain_product,
+        },
+        "head": {
+            "maxsep": lambda: head(MaxSeparationHead(features, classes, device=device)),
+            "fused": fused_head,
+            "dense": dense_head,
+            "plain": lambda: head(linear(classes)),
+        },
+    }
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -196,26 +172,12 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def alternate(
-    forms: Mapping[str, Callable[[], object]],
-    *,
-    least: int,
-    most: int,
-    seconds: float = 0.0,
-    clock: Clock = time.perf_counter,
-    warm: bool = False,
+    forms: Mapping[str, Call], *, least: int, most: int, seconds: float = 0.0, clock: Clock, warm: bool = False
 ) -> dict[str, list[float]]:
     """Time functions in alternating rounds, so that other work on the machine slows all of them alike.
 
-    Args:
-        forms: Functions by name; each is called once before timing unless `warm`.
-        least: Rounds in any case.
-        most: Rounds at most.
-        seconds: After the least rounds, go on until this time has passed.
-        clock: On a GPU it must wait for the device (`clock_of`).
-        warm: Whether every function has been called already.
-
-    Returns:
-        The seconds of each round, by name.
+    There are `least` rounds, and then more until `seconds` have passed or `most` are done. Each function is called once
+    before timing unless `warm`. Returns the seconds of each round, by name.
     """
     for form in () if warm else forms.values():
         form()
@@ -232,11 +194,7 @@ def alternate(
 
 
 def clock_of(device: torch.device, threads: int = 1) -> Clock:
-    """Return the clock to measure with: CPU time for one thread, else wall time; on a GPU it synchronises first.
-
-    >>> clock_of(torch.device("cpu")) is time.process_time
-    True
-    """
+    """Return the clock to measure with: CPU time for one thread, else wall time; on a GPU it synchronises first."""
     if device.type != "cuda":
         return time.process_time if threads == 1 else time.perf_counter
 

@@ -32,17 +32,9 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained model with its labels, preprocessing and thresholds.
+    """A trained model with its labels, preprocessing and thresholds (`unknown`, None if no data was held out).
 
-    Attributes:
-        source: The folder it was read from.
-        labels: Class names, in the order of the logits.
-        shape: (channels, height, width) of an image.
-        mean: Channel means (C,), on the scale of 0 to 1.
-        std: Channel standard deviations (C,).
-        unknown: The run's thresholds, as `calibration.calibrate` returns them, or None.
-        forward: Maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
-        spec: The run's spec.
+    `forward` maps normalised images (B, C, H, W) to logits (B, classes), both float32 and on the CPU.
     """
 
     source: Path
@@ -84,9 +76,7 @@ class Classifier:
 def open_model(folder: str | Path, device: str = "auto") -> Classifier:
     """Open a finished run or an exported model, folded and in float32; an ONNX file runs on the CPU.
 
-    Raises:
-        FileNotFoundError: The folder or one of its files is missing.
-        ValueError: The folder holds something else, or is damaged.
+    Raises FileNotFoundError if a file is missing, ValueError if the folder holds something else or is damaged.
     """
     folder = Path(folder)
     place = pick_device(device)
@@ -202,24 +192,19 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
 
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    visible = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    images = [path for path in visible if path.suffix.lower() in IMAGE_SUFFIXES]
-    return images, [path for path in visible if path.suffix.lower() not in IMAGE_SUFFIXES]
+    images: list[Path] = []
+    others: list[Path] = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            (images if path.suffix.lower() in IMAGE_SUFFIXES else others).append(path)
+    return images, others
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for one image.
+    """The most probable classes of an image with their probabilities, best first, and its score.
 
-    Attributes:
-        path: The image file.
-        top: The most probable classes with their probabilities, best first.
-        score: The score, higher = more like the training data.
-        unknown: Whether the score is below the threshold; None without a threshold.
+    `unknown` is whether the score is below the threshold; None without a threshold.
     """
 
     path: Path

@@ -15,8 +15,8 @@ from maxsep.lab.data import Dataset, load_outliers, prepare
 from maxsep.lab.engine import load_model, train
 from maxsep.lab.engine.evaluate import predict
 from maxsep.lab.engine.model import Pipeline
-from maxsep.lab.ood import FILE, OODProtocol, covers, detect, ensure_detection, read_detection, scores
-from maxsep.lab.ood.evaluate import full_precision
+from maxsep.lab.ood import OODProtocol, covers, detect, ensure_detection, read_detection, scores
+from maxsep.lab.ood.evaluate import FILE, full_precision
 from maxsep.lab.ood.scores import MahalanobisScorer
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec

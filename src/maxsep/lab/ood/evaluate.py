@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maxsep.detect import MAGNITUDES, auroc, average_precision, fpr_at_tpr, ood_metrics, oscr
+from maxsep.detect import MAGNITUDES, ood_metrics, oscr
 from maxsep.files import replace_file
 from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers, origin, prepare
 from maxsep.lab.engine.evaluate import load_pipeline, moved
@@ -26,7 +26,7 @@ from maxsep.lab.spec import RunSpec
 FILE = "detection.json"
 SCHEMA = 1
 BINS = 60
-_HISTOGRAMS = ("energy", "energy_centred")
+_HISTOGRAMS, _BRIEF = ("energy", "energy_centred"), ("auroc", "aupr", "fpr95")
 
 CONVENTIONS = {
     "auroc": "area under the ROC curve",
@@ -113,9 +113,8 @@ def detect(
         if protocol.mahalanobis:
             progress(f"fitting Mahalanobis on {len(data.train):,} training images")
             held_out = None if data.calibration is None else data.calibration.to(place)
-            scorer.mahalanobis = fit_mahalanobis(
-                pipeline, data.train.to(place), mean, std, protocol.magnitudes, held_out
-            )
+            train = data.train.to(place)
+            scorer.mahalanobis = fit_mahalanobis(pipeline, train, mean, std, protocol.magnitudes, held_out)
         record = _evaluate(run.spec, scorer, data, protocol, data_root, progress)
     if scorer.mahalanobis is not None:
         record["mahalanobis"] = scorer.mahalanobis.to_dict()
@@ -127,13 +126,8 @@ def ensure_detection(
 ) -> bool:
     """Write `detection.json` into a run's folder unless it is there and covers the protocol.
 
-    Sets that the file holds already stay in it, unless they were scored with another `softmax_scale`.
-
-    Returns:
-        Whether something was computed.
-
-    Raises:
-        BlockingIOError: Another process holds the run's lock.
+    Sets that the file holds already stay in it, unless they were scored with another `softmax_scale`. Returns whether
+    something was computed; raises BlockingIOError if another process holds the run's lock.
     """
     run = Run(folder)
     with run.lock():
@@ -190,7 +184,7 @@ def _evaluate(
     progress(f"scoring {len(data.test):,} test images")
     known, known_steps, logits = scorer(data.test)
     correct = logits.argmax(1) == data.test.labels.to(logits.device)
-    sets = {}
+    sets, top1 = {}, int(correct.sum()) / len(data.test)
     for name in protocol.sets(data.name):
         images, unreadable = read_outliers(name, root, data.name, data.test.shape)
         if spec.max_test is not None:
@@ -204,42 +198,26 @@ def _evaluate(
             "histograms": {score: histogram(known[score], outliers[score]) for score in _HISTOGRAMS},
         }
         if steps:
-            sets[name]["sweep"] = {f"{size:g}": _brief(known_steps[size], values) for size, values in steps.items()}
+            pairs = {f"{size:g}": ood_metrics(known_steps[size], values) for size, values in steps.items()}
+            sets[name]["sweep"] = {size: {key: row[key] for key in _BRIEF} for size, row in pairs.items()}
         sets[name]["unreadable"] = [{"path": path, "reason": reason} for path, reason in unreadable]
     return {
         "schema": SCHEMA,
         "run": spec.name,
         "softmax_scale": spec.softmax_scale,
-        "in_distribution": {
-            "dataset": data.name,
-            "count": len(data.test),
-            "top1": int(correct.sum()) / len(data.test),
-        },
+        "in_distribution": {"dataset": data.name, "count": len(data.test), "top1": top1},
         "positive": "id",
         "conventions": CONVENTIONS,
         "sets": sets,
     }
 
 
-def _brief(known: Tensor, outliers: Tensor) -> dict[str, float]:
-    return {
-        "auroc": auroc(known, outliers),
-        "aupr": average_precision(known, outliers),
-        "fpr95": fpr_at_tpr(known, outliers),
-    }
-
-
 def measure_scores(
     known: Mapping[str, Tensor], outliers: Mapping[str, Tensor], correct: Tensor, *, draw: int = 2000, repeats: int = 10
 ) -> dict[str, Any]:
-    """Measure every score on all images (with OSCR), and on draws unless `repeats` is 0.
+    """Measure scores by name, (N,) of test images and (M,) of outliers; on draws too unless `repeats` is 0.
 
-    Args:
-        known: Scores (N,) of the in-distribution test images, by name.
-        outliers: Scores (M,) of the outliers, by name.
-        correct: (N,) booleans: which test images are classified correctly.
-        draw: Outliers per draw.
-        repeats: Number of draws.
+    `correct` (N,) tells which test images are classified correctly, for OSCR.
     """
     measured: dict[str, Any] = {}
     for name, values in known.items():
@@ -310,25 +288,11 @@ def histogram(known: Tensor, outliers: Tensor, bins: int = BINS) -> dict[str, An
     }
 
 
-def read_outliers(
-    name: str, root: str | Path | None, like: str, shape: Sequence[int]
-) -> tuple[ImageSet, tuple[tuple[str, str], ...]]:
-    """Read outliers, and (path, reason) of the files of a folder that cannot be read; the last few sets are cached.
-
-    Args:
-        name: As in `load_outliers`.
-        root: Folder of the datasets; by default $MAXSEP_DATA.
-        like: The dataset that they are outliers of.
-        shape: (channels, height, width) of its images.
-    """
-    channels, height, width = shape
-    return _read_outliers(name, None if root is None else str(root), like, (channels, height, width))
-
-
 @functools.lru_cache(maxsize=3)  # the runs of a recipe share them
-def _read_outliers(
-    name: str, root: str | None, like: str, shape: tuple[int, int, int]
+def read_outliers(
+    name: str, root: str | Path | None, like: str, shape: tuple[int, int, int]
 ) -> tuple[ImageSet, tuple[tuple[str, str], ...]]:
+    """Read outliers of the dataset `like` in the shape of its images, and (path, reason) of unreadable files."""
     unreadable: dict[Path, ValueError] = {}
     images = load_outliers(name, root, like=like, shape=shape, unreadable=unreadable)
     return images, tuple((str(path), str(error)) for path, error in unreadable.items())

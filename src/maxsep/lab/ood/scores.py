@@ -115,8 +115,8 @@ def fit_mahalanobis(
         mean: Channel means (C,) of its normalisation, on the scale of 0 to 1.
         std: Likewise; the step has the same size in every channel of the image before normalisation.
         magnitudes: Steps to try; 0 is always among them.
-        held_out: Known images to choose the step on, on its device: half as they are, half to make outliers from. By
-            default a twentieth of the training images each.
+        held_out: Known images to choose the step on; by default a tenth of the training images. Half of them are used
+            as they are, outliers are made from the other half.
     """
     detector = Mahalanobis()
     with torch.no_grad():
