@@ -63,11 +63,10 @@ def test_a_finished_run_is_never_trained_again(tmp_path):
     assert trainer.download
 
 
-def test_equal_runs_are_trained_once_and_only_selects(tmp_path):
+def test_equal_runs_are_trained_once(tmp_path):
     trainer = Trainer()
     start(tmp_path, trainer, [RunSpec(head="plain"), RunSpec(head="scaled"), RunSpec(head="plain")])
-    start(tmp_path, trainer, only="head=maxsep,seed=1")
-    assert trainer.trained == [RunSpec(head="plain"), SPECS[3]]
+    assert trainer.trained == [RunSpec(head="plain")]
 
 
 def test_a_failure_is_recorded_and_the_rest_goes_on(tmp_path):
@@ -125,7 +124,6 @@ def test_a_plan_lists_and_estimates_without_training(tmp_path):
     assert [p.state for p in planned] == ["finished", "unfinished", "new", "new"]
     assert planned[0].estimate.seconds == 0
     assert planned[1].estimate.seconds == pytest.approx(12.1)
-    assert len(grid.plan(SPECS, runs=tmp_path, execution=CPU, only="seed=1")) == 2
 
 
 def interrupt_after_first_epoch(folder):

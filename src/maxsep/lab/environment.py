@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import platform
@@ -17,14 +16,6 @@ import maxsep
 DEVICES = ("auto", "cpu", "cuda")
 ROOM = 0.6
 """Part of a GPU's free memory that images may take; the rest is for the network."""
-_PACKAGES = {
-    # pytorch-lightning contains the module lightning_fabric, without the package of that name
-    "lightning-fabric": ("lightning-fabric", "pytorch-lightning"),
-    "safetensors": ("safetensors",),
-    "numpy": ("numpy",),
-    "triton": ("triton",),
-}
-"""What a record names, and the packages that may provide it."""
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -69,7 +60,9 @@ def versions() -> dict[str, str | None]:
         "maxsep": maxsep.__version__,
         "source": source(Path(maxsep.__file__).parent),
         "torch": str(torch.__version__),
-        **{name: _first_version(packages) for name, packages in _PACKAGES.items()},
+        # pytorch-lightning contains the module lightning_fabric, without the package of that name
+        "lightning-fabric": _version("lightning-fabric") or _version("pytorch-lightning"),
+        **{package: _version(package) for package in ("safetensors", "numpy", "triton")},
         "cuda": torch.version.cuda,
         "cudnn": str(cudnn) if cudnn else None,
     }
@@ -98,11 +91,11 @@ def hardware(device: torch.device, devices: int = 1) -> dict[str, str | int]:
     return {"device": name, "devices": devices, "cpu": _processor(), "threads": torch.get_num_threads()}
 
 
-def _first_version(packages: tuple[str, ...]) -> str | None:
-    for package in packages:
-        with contextlib.suppress(PackageNotFoundError):
-            return version(package)
-    return None
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 @functools.cache

@@ -66,7 +66,6 @@ class Estimator:
         self._runs = Path(runs)
         self._on_gpu = pick_device(execution.device).type == "cuda"
         self._measured: dict[str, _Measured | None] = {}
-        self._sizes: dict[str, list[int]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -77,9 +76,7 @@ class Estimator:
 
     def estimate(self, spec: RunSpec) -> Estimate:
         """Predict how long a run will take from where it stands."""
-        if spec.dataset not in self._sizes:  # the files of a folder are counted once
-            self._sizes[spec.dataset] = class_sizes(spec.dataset)
-        whole = num_train(spec, self._sizes[spec.dataset]) * spec.trained_epochs
+        whole = num_train(spec) * spec.trained_epochs
         left = whole * self._remaining(spec)
         measured = [m for m in self._measured.values() if m is not None]
         starts = [m.start for m in measured if m.spec.dataset == spec.dataset and m.start is not None]
@@ -102,26 +99,17 @@ class Estimator:
         return 1.0
 
 
-def class_sizes(dataset: str, root: str | Path | None = None) -> list[int]:
-    """Count the training images of every class without reading one; the files of a folder are counted.
-
-    >>> class_sizes("svhn")[:3]
-    [4948, 13861, 10585]
-    """
-    return Dataset.parse(dataset).train_counts(root) or _UNKNOWN
-
-
 def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
     """Count a run's training images without reading them.
 
     Args:
         spec: The run.
-        sizes: The result of `class_sizes` for its dataset, if it is known already.
+        sizes: The training images of every class of its dataset, if they are known already.
 
     >>> num_train(RunSpec(dataset="cifar10", imbalance=0.01))
     12406
     """
-    available = class_sizes(spec.dataset) if sizes is None else sizes
+    available = sizes or Dataset.parse(spec.dataset).train_counts() or _UNKNOWN
     kept = list(map(min, available, long_tail_counts(max(available), len(available), spec.imbalance)))
     for fraction in (spec.validation, spec.calibration):  # cut class by class, one after the other, as `prepare` does
         kept = [n - held for n, held in zip(kept, held_counts(kept, fraction), strict=True)] if fraction else kept

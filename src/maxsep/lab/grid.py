@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
 from maxsep.lab.recipes import After, Recipe, Selection, canonical
-from maxsep.lab.run import Run
+from maxsep.lab.run import Run, State
 from maxsep.lab.spec import Execution, RunSpec
 from maxsep.lab.worker import Event, Summary, Worker, share
 
@@ -27,18 +28,17 @@ class PlannedRun:
     """A run, its state and how long it will take."""
 
     spec: RunSpec
-    state: Literal["finished", "unfinished", "new"]
+    state: State
     estimate: Estimate
 
 
-def unique(specs: Sequence[RunSpec], only: str | None = None) -> list[RunSpec]:
-    """Keep the selected runs, each once, in order, each after the run it starts from; `scaled` at radius 1 is `plain`.
+def unique(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """List runs once, each after the run it starts from; `scaled` at radius 1 is `plain`.
 
     >>> [spec.head for spec in unique([RunSpec(head="plain"), RunSpec(head="scaled"), RunSpec(head="maxsep")])]
     ['plain', 'maxsep']
     """
-    kept = (canonical(spec) for spec in Selection.parse(only).apply(specs))
-    return list({stage.name: stage for spec in kept for stage in stages(spec)}.values())
+    return list({stage.name: stage for spec in map(canonical, specs) for stage in stages(spec)}.values())
 
 
 def stages(spec: RunSpec) -> list[RunSpec]:
@@ -51,21 +51,15 @@ def stages(spec: RunSpec) -> list[RunSpec]:
 
 
 def plan(
-    specs: Sequence[RunSpec],
-    *,
-    runs: str | Path = "runs",
-    execution: Execution | None = None,
-    only: str | None = None,
+    specs: Sequence[RunSpec], *, runs: str | Path = "runs", execution: Execution | None = None
 ) -> list[PlannedRun]:
     """List what would be trained, what is finished and how long each run will take; trains nothing."""
     estimator = Estimator(runs, execution or Execution())
     planned = []
-    for spec in unique(specs, only):
+    for spec in unique(specs):
         state = Run(Path(runs) / spec.name).state
-        if state == "finished":
-            planned.append(PlannedRun(spec, "finished", Estimate(0.0, "finished")))
-        else:
-            planned.append(PlannedRun(spec, "new" if state == "new" else "unfinished", estimator.estimate(spec)))
+        estimate = Estimate(0.0, "finished") if state == "finished" else estimator.estimate(spec)
+        planned.append(PlannedRun(spec, state, estimate))
     return planned
 
 
@@ -95,7 +89,6 @@ def run(
     runs: str | Path = "runs",
     data_root: str | Path | None = None,
     execution: Execution | None = None,
-    only: str | None = None,
     budget: str | float | None = None,
     jobs: int = 1,
     train: Callable[..., Path] | None = None,
@@ -105,39 +98,33 @@ def run(
     after: After | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Train every run that is not finished yet.
+    """Train every run that is not finished yet, as `engine.train` does with the same arguments.
 
-    A run that fails leaves `failure.json` in its folder, and the others go on. With a budget, a run starts only if its
-    estimated time still fits, and a shorter one may take its place; the same call later goes on with the rest. The
-    estimate comes from finished runs, so the first run of a kind may overrun; an interrupted run is resumed.
+    A run that fails leaves `failure.json` in its folder, and the others go on. With a budget such as "25m", a run
+    starts only if its estimated time still fits, and a shorter one may take its place; the same call later goes on with
+    the rest. The first run of a kind may overrun, because estimates come from finished runs.
 
-    Several processes may make the same call: a run that one of them trains is left alone by the others.
+    Several processes may make the same call: a run that one of them trains is left alone by the others. `jobs` starts
+    that many; they end with this process, even if it is killed. The calling script needs the usual `if __name__ ==
+    "__main__"` guard then.
 
-    Args:
-        specs: The runs.
-        runs: The folder of run folders.
-        data_root: Folder of the datasets.
-        execution: How runs are computed.
-        only: Keep the runs that `Selection` selects.
-        budget: Time for the whole call, as `parse_budget` reads it.
-        jobs: Processes that share the runs. They end with this one, even if it is killed. The calling script needs
-            the usual `if __name__ == "__main__"` guard.
-        train: Trains one run; `maxsep.lab.engine.train` by default.
-        on_event: Called when a run starts, ends, is skipped, fails, is postponed or is trained elsewhere.
-        progress: Whether each run shows its own progress; not with several jobs.
-        download: Whether missing datasets may be downloaded.
-        after: A step after training, taken for every finished run that lacks it.
-        clock: Seconds from any start.
+    `on_event` is called when a run starts, ends, is skipped, fails, is postponed or is trained elsewhere. `after` is a
+    step after training, taken for every finished run that lacks it. Tests replace `train` and `clock`.
     """
-    start, chosen = clock(), unique(specs, only)
-    deadline = None if budget is None else start + parse_budget(budget)
-    worker = Worker(
-        Path(runs), data_root, execution or Execution(), train or engine.train, deadline, progress, download, after,
-        time.time(),
-    )  # fmt: skip
-    tell = on_event or (lambda event: None)
+    start, chosen, execution = clock(), unique(specs), execution or Execution()
     jobs = min(jobs, sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen))
-    summary = share(worker, chosen, jobs, tell) if jobs > 1 else worker.run(chosen, tell, clock)
+    settings: dict[str, Any] = {"data_root": data_root, "runs": runs, "execution": execution, "download": download}
+    worker = Worker(
+        runs=Path(runs),
+        train=partial(train or engine.train, progress=progress and jobs <= 1, **settings),
+        after=after,
+        data_root=data_root,
+        execution=execution,
+        deadline=None if budget is None else start + parse_budget(budget),
+        clock=clock,
+        on_event=on_event or (lambda event: None),
+    )
+    summary = share(worker, chosen, jobs) if jobs > 1 else worker.run(chosen)
     summary.seconds = clock() - start
     return summary
 

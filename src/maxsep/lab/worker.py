@@ -1,4 +1,4 @@
-"""Train the runs of a list, in one process or in several that share it."""
+"""Work through a list of runs, in one process or in several that share it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
@@ -82,83 +81,84 @@ class Worker:
     """One process that works through a list of runs."""
 
     runs: Path
+    train: Callable[[RunSpec], object]
+    after: After | None
     data_root: str | Path | None
     execution: Execution
-    train: Callable[..., Path]
     deadline: float | None
-    progress: bool
-    download: bool
-    after: After | None
-    began: float
+    clock: Callable[[], float]
+    on_event: Callable[[Event], None]
+    began: float = field(default_factory=time.time)
 
-    def run(self, specs: Sequence[RunSpec], on_event: Callable[[Event], None], clock: Callable[[], float]) -> Summary:
+    def run(self, specs: Sequence[RunSpec]) -> Summary:
         """Go through the list until no run is free."""
-        self.summary, self.clock = Summary(), clock
-        self.estimator = Estimator(self.runs, self.execution)
-        pending = list(enumerate(specs, 1))
+        self.summary, self.estimator = Summary(), Estimator(self.runs, self.execution)
+        pending = [Event("start", spec, index, len(specs)) for index, spec in enumerate(specs, 1)]
         while pending:
             self.summary.elsewhere = []
-            for index, spec in pending:
-                self._consider(spec, partial(_tell, on_event, spec, index, len(specs)))
-                if self.summary.interrupted:
-                    return self.summary
-            busy = [(index, spec) for index, spec in pending if spec in self.summary.elsewhere]
+            try:
+                busy = [event for event in pending if self._record(self._consider(event)) == "elsewhere"]
+            except KeyboardInterrupt:
+                self.summary.interrupted = 130
+                return self.summary
+            except SystemExit as stop:  # the engine saved the run's state after a signal
+                self.summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
+                return self.summary
             if len(busy) == len(pending):
                 break
             pending = busy  # while this process trained, another one may have finished or released them
-        for index, spec in pending:
-            on_event(Event("elsewhere", spec, index, len(specs)))
+        for event in pending:
+            self.on_event(replace(event, kind="elsewhere"))
         return self.summary
 
-    def _consider(self, spec: RunSpec, tell: Callable[..., None]) -> None:
-        """Train a run if it is due and free."""
-        summary, run, first = self.summary, Run(self.runs / spec.name), spec.start_from
-        if run.state == "finished":
-            self._work(spec, run, "skipped", tell)
-        elif first is not None and first in (failed for failed, _ in summary.failed):
-            self._fail(spec, f"the run it starts from failed: {first.name}", tell)
-        elif first in summary.elsewhere or self._failed_elsewhere(run):
-            summary.elsewhere.append(spec)
+    def _record(self, event: Event) -> Kind:
+        if event.kind == "failed":
+            self.summary.failed.append((event.spec, event.message))
         else:
-            self.estimator.refresh()
-            seconds = self.estimator.estimate(spec).seconds
-            if first in summary.postponed or (self.deadline is not None and self.clock() + seconds > self.deadline):
-                summary.postponed.append(spec)
-                tell("postponed", seconds)
-                return
-            try:
-                with run.lock():
-                    kind: Kind = "skipped" if Run(run.folder).state == "finished" else "finished"
-                    if kind == "finished":
-                        tell("start", seconds)
-                    self._work(spec, run, kind, tell)
-            except BlockingIOError:
-                summary.elsewhere.append(spec)
+            getattr(self.summary, event.kind).append(event.spec)
+        if event.kind != "elsewhere":
+            self.on_event(event)
+        return event.kind
 
-    def _work(self, spec: RunSpec, run: Run, kind: Kind, tell: Callable[..., None]) -> None:
-        """Train a run unless it is skipped, take the step after training, and note what became of it."""
+    def _consider(self, event: Event) -> Event:
+        """Train a run if it is due and free; return what became of it."""
+        spec, first = event.spec, event.spec.start_from
+        run = Run(self.runs / spec.name)
+        if run.state == "finished":
+            return self._work(event, run, "skipped")
+        if first is not None and first in (failed for failed, _ in self.summary.failed):
+            return replace(event, kind="failed", message=f"the run it starts from failed: {first.name}")
+        if first in self.summary.elsewhere or self._failed_elsewhere(run):
+            return replace(event, kind="elsewhere")
+        self.estimator.refresh()
+        start = replace(event, seconds=self.estimator.estimate(spec).seconds)
+        late = self.deadline is not None and self.clock() + start.seconds > self.deadline
+        if late or first in self.summary.postponed:
+            return replace(start, kind="postponed")
+        try:
+            with run.lock():
+                if Run(run.folder).state == "finished":  # by another process, just now
+                    return self._work(event, run, "skipped")
+                self.on_event(start)
+                return self._work(event, run, "finished")
+        except BlockingIOError:
+            return replace(event, kind="elsewhere")
+
+    def _work(self, event: Event, run: Run, kind: Kind) -> Event:
+        """Train a run unless it is skipped, and take the step after training."""
         begin = self.clock()
         try:
             if kind == "finished":
-                self.train(
-                    spec, data_root=self.data_root, runs=self.runs, execution=self.execution, progress=self.progress,
-                    download=self.download,
-                )  # fmt: skip
+                self.train(event.spec)
             self._take_step(run)
-        except KeyboardInterrupt:
-            self.summary.interrupted = 130
-        except SystemExit as stop:  # the engine saved the run's state after a signal
-            self.summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
         except BlockingIOError:  # another process trains it
             raise
         except Exception as error:  # the failure of one run must not stop the others
             if run.state != "finished":
                 run.folder.mkdir(parents=True, exist_ok=True)
-                run.record_failure(spec, error)
-            self._fail(spec, f"{type(error).__name__}: {error}", tell, self.clock() - begin)
-        else:
-            (self.summary.finished if kind == "finished" else self.summary.skipped).append(spec)
-            tell(kind, self.clock() - begin)
+                run.record_failure(event.spec, error)
+            kind, event = "failed", replace(event, message=f"{type(error).__name__}: {error}")
+        return replace(event, kind=kind, seconds=self.clock() - begin)
 
     def _take_step(self, run: Run) -> None:
         if self.after is None or self.after.is_done(run):
@@ -170,65 +170,58 @@ class Worker:
         if note and note not in self.summary.notes:
             self.summary.notes.append(note)
 
-    def _fail(self, spec: RunSpec, message: str, tell: Callable[..., None], seconds: float = 0.0) -> None:
-        self.summary.failed.append((spec, message))
-        tell("failed", seconds, message)
-
     def _failed_elsewhere(self, run: Run) -> bool:
         """Whether another process tried this run since this call began, and failed."""
         return run.state == "failed" and (run.folder / "failure.json").stat().st_mtime >= self.began
 
 
-def _tell(
-    on_event: Callable[[Event], None], spec: RunSpec, index: int, total: int, kind: Kind, seconds: float = 0.0,
-    message: str = "",
-) -> None:  # fmt: skip
-    on_event(Event(kind, spec, index, total, seconds, message))
+def share(worker: Worker, specs: Sequence[RunSpec], jobs: int) -> Summary:
+    """Let several processes work through the list, then this one through what they left.
 
-
-def share(worker: Worker, specs: Sequence[RunSpec], jobs: int, on_event: Callable[[Event], None]) -> Summary:
-    """Let several processes work through the list; a signal to this one is passed on, and their results are merged."""
-    worker, threads = replace(worker, progress=False), max(1, torch.get_num_threads() // jobs)
-    context = multiprocessing.get_context("spawn")
+    A signal to this process is passed on to the others, which save their runs and end.
+    """
+    context, threads = multiprocessing.get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     children: dict[Any, Any] = {}
-    results: list[Summary | int] = []
+    results: list[Event] = []
     with StopRequest() as stop:
         try:
             for _ in range(jobs):
                 receive, send = context.Pipe(duplex=False)
-                child = children[receive] = context.Process(
-                    target=_work_for_parent, args=(worker, specs, threads, send)
-                )
-                child.start()
+                arguments = (replace(worker, on_event=send.send), specs, threads)
+                children[receive] = context.Process(target=_work_for_parent, args=arguments)
+                children[receive].start()
                 send.close()  # the pipe ends with the child
-            waiting = True
+            signalled = False
             while children:
-                if stop.signum and waiting:
-                    waiting = False
+                if stop.signum and not signalled:
+                    signalled = True
                     for child in children.values():
-                        child.terminate()  # it saves its run first
-                for connection in wait(list(children), timeout=0.2):
+                        child.terminate()
+                ready: list[Any] = wait(list(children), timeout=0.2)
+                for connection in ready:
                     try:
-                        message = connection.recv()  # type: ignore[call-arg, union-attr]
+                        event = connection.recv()
                     except EOFError:
-                        child = children.pop(connection)
-                        child.join()
-                        results += [child.exitcode] if child.exitcode else []
-                    else:
-                        results += [message] if isinstance(message, Summary) else []
-                        if isinstance(message, Event) and message.kind in ("start", "finished", "failed"):
-                            on_event(message)
+                        children.pop(connection).join()
+                        continue
+                    if event.kind in ("start", "finished", "failed"):
+                        results.append(event)
+                        worker.on_event(event)
         finally:
             for child in children.values():
                 child.kill()
-    return _merge(worker.runs, specs, results, stop.signum)
+    failed = {event.spec: event.message for event in results if event.kind == "failed"}
+    finished = [event.spec for event in results if event.kind == "finished"]
+    rest = [spec for spec in specs if spec not in failed and spec not in finished]
+    summary = Summary(finished=finished, failed=list(failed.items()))
+    return summary.add(Summary(interrupted=128 + stop.signum) if stop.signum else worker.run(rest))
 
 
-def _work_for_parent(worker: Worker, specs: Sequence[RunSpec], threads: int, connection: Any) -> None:
+def _work_for_parent(worker: Worker, specs: Sequence[RunSpec], threads: int) -> None:
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(OSError):  # the parent is gone
-        connection.send(worker.run(specs, connection.send, time.monotonic))
+    with suppress(BrokenPipeError):  # the parent is gone
+        worker.run(specs)
 
 
 def _end_with_parent() -> None:
@@ -239,26 +232,3 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(128 + signal.SIGTERM)
-
-
-def _merge(runs: Path, specs: Sequence[RunSpec], results: Sequence[Summary | int], signum: int) -> Summary:
-    """Sum up what several processes report: summaries, and exit codes of those that ended without one."""
-    merged, summaries = Summary(), [result for result in results if isinstance(result, Summary)]
-    codes = [result for result in results if isinstance(result, int)]
-    failed = {spec: message for summary in summaries for spec, message in summary.failed}
-    finished = {spec for summary in summaries for spec in summary.finished}
-    postponed = {spec for summary in summaries for spec in summary.postponed}
-    for spec in specs:
-        if spec in failed:
-            merged.failed.append((spec, failed[spec]))
-        elif Run(runs / spec.name).state == "finished":
-            (merged.finished if spec in finished else merged.skipped).append(spec)
-        elif spec in postponed:
-            merged.postponed.append(spec)
-        elif codes and not signum:
-            merged.failed.append((spec, f"a process ended with exit code {codes[0]}"))
-        else:
-            merged.elsewhere.append(spec)
-    merged.notes = list(dict.fromkeys(note for summary in summaries for note in summary.notes))
-    merged.interrupted = 128 + signum if signum else max((summary.interrupted for summary in summaries), default=0)
-    return merged

@@ -45,24 +45,12 @@ def compare(
     batch_size: int = 128,
     imbalance: float = 1.0,
 ) -> Recipe:
-    """Build the comparison of the plain head, the control and the matrix on a dataset.
+    """Build the comparison of the plain head, the control and the matrix on a dataset such as `folder:PATH`.
 
-    Each loss has a plain head, and at every radius the matrix and its control. With `ldam`, which has a scale of its
-    own, these are both ways to put the matrix on cosines, each after its control.
-
-    Args:
-        dataset: As `Dataset.parse` reads it, such as `digits` or `folder:PATH`.
-        network: By default `Dataset.default_network`.
-        epochs: Of every run.
-        seeds: How many, from 0.
-        radii: Of the matrix and its controls, by default `RADII`.
-        losses: Of `LOSSES`; of balanced_softmax and logit_adjusted, which are the same function at tau 1, only one.
-        loss_options: Of `ldam`, such as `reweight_from`: the epoch, counted from 0, from which rare classes weigh more.
-        optimiser: `sgd` or `adamw`.
-        learning_rate: By default that of `RATES`.
-        augmentation: By default `Dataset.default_augmentation`.
-        batch_size: Images of a training step.
-        imbalance: Cuts a long tail into the training data; 1 leaves them as they are.
+    Each of the `losses` has a plain head, and at every radius the matrix and its control. With `ldam`, which has a
+    scale of its own and alone takes `loss_options`, these are both ways to put the matrix on cosines, each after its
+    control. Seeds count from 0; an `imbalance` below 1 cuts a long tail into the training data. Defaults that depend on
+    the data are those of `Dataset`, the default learning rate is that of `RATES`.
 
     >>> [f"{spec.head} {spec.radius:g}" for spec in compare("digits", seeds=1, radii=[0.1]).specs()]
     ['plain 1', 'control 0.1', 'maxsep 0.1']
