@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maxsep.lab.recipes.cifar import CONVNET, SHARED, cifar, seeds, subset_seed
+from maxsep.lab.recipes.cifar import CONVNET, SGD, cifar, seeds, subset_seed
 from maxsep.lab.recipes.recipe import Block, Method, Recipe
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec, options
@@ -23,7 +23,7 @@ ROTATED = Method(head="maxsep_rotated", head_options=options(rotation=0))
 
 _ADAMW = {"optimiser": "adamw", "weight_decay": 0.05, "schedule": "cosine"}
 _CONVNET = CONVNET.replace(schedule_options=(), **_ADAMW)
-_VIT = SHARED.replace(network="vit", epochs=100, schedule_options=options(warmup=5), **_ADAMW)
+_VIT = SGD.replace(network="vit", epochs=100, schedule_options=options(warmup=5), **_ADAMW)
 CELLS = tuple(cell for network in (_CONVNET, _VIT) for cell in cifar(network, ("cifar10",), (0.01, 0.1)))
 
 

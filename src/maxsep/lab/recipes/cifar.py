@@ -13,19 +13,13 @@ DATASETS = ("cifar100", "cifar10")
 IMBALANCES = (1.0, 0.2, 0.1, 0.02, 0.01)
 FIRST_SEED = 123
 
-SHARED = RunSpec(
-    head="plain",
-    batch_size=512,
-    optimiser="sgd",
-    learning_rate=0.1,
-    momentum=0.9,
-    nesterov=False,
-    weight_decay=5e-4,
-    evaluate_every=10,
+SGD = RunSpec(
+    head="plain", optimiser="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4, schedule="cosine", batch_size=512
 )
-RESNET = SHARED.replace(network="resnet34", epochs=200, schedule="cosine")
+"""What all experiments of the paper start from."""
+RESNET = SGD.replace(network="resnet34", epochs=200)
 """The paper's "ResNet-32", which in the released code is a 34-layer network; trained with radius 0.1."""
-CONVNET = SHARED.replace(network="convnet", epochs=90, schedule="step", schedule_options=options(every=30, factor=0.1))
+CONVNET = SGD.replace(network="convnet", epochs=90, schedule="step", schedule_options=options(every=30, factor=0.1))
 """The paper's ConvNet, an AlexNet for 32 x 32 images; trained with radius 1."""
 RADIUS = 0.1
 """The radius of the paper's ResNet."""

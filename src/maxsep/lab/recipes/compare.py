@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from maxsep.lab.data import Dataset
 from maxsep.lab.engine.train import check_names
+from maxsep.lab.recipes.cifar import SGD
 from maxsep.lab.recipes.long_tail import COSINE_HEADS
 from maxsep.lab.recipes.recipe import Block, Method, Recipe
 from maxsep.lab.spec import RATES, Options, RunSpec
@@ -117,18 +118,8 @@ DEMO = Recipe(
     blocks=(
         Block(
             settings=(
-                RunSpec(
-                    dataset="digits",
-                    imbalance=0.02,
-                    network="mlp",
-                    head="plain",
-                    epochs=40,
-                    batch_size=32,
-                    learning_rate=0.1,
-                    momentum=0.9,
-                    weight_decay=5e-4,
-                    schedule="cosine",
-                    evaluate_every=5,
+                SGD.replace(
+                    dataset="digits", imbalance=0.02, network="mlp", epochs=40, batch_size=32, evaluate_every=5
                 ),
             ),
             methods=_methods(["cross_entropy"], RADII),

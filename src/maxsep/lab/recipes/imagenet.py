@@ -11,22 +11,10 @@ released. Decided here, after what others do with these data:
 
 from __future__ import annotations
 
-from maxsep.lab.recipes.cifar import seeds
+from maxsep.lab.recipes.cifar import SGD, seeds
 from maxsep.lab.recipes.recipe import Block, Method, Recipe
-from maxsep.lab.spec import RunSpec
 
-_SHARED = RunSpec(
-    normalisation="imagenet",
-    head="plain",
-    epochs=90,
-    batch_size=256,
-    optimiser="sgd",
-    learning_rate=0.1,
-    momentum=0.9,
-    weight_decay=5e-4,
-    schedule="cosine",
-    evaluate_every=10,
-)
+_SHARED = SGD.replace(normalisation="imagenet", epochs=90, batch_size=256)
 _AUGMENTATION = {"imagenet_lt": "resized_crop_flip_jitter", "imagenet": "resized_crop_flip"}
 
 IMAGENET = Recipe(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maxsep.lab.recipes.cifar import CONTROL, DATASETS, IMBALANCES, PLAIN, RADIUS, RESNET, RESNET_METHODS, seeds
+from maxsep.lab.recipes.cifar import CONTROL, DATASETS, IMBALANCES, PLAIN, RADIUS, RESNET, RESNET_METHODS, SGD, seeds
 from maxsep.lab.recipes.recipe import Block, Method, Recipe
 from maxsep.lab.spec import Options, RunSpec, options
 
@@ -25,21 +25,17 @@ COSINE_HEADS = ("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine")
 """Heads that compare directions, each matrix after its control."""
 DEFERRED = {"reweight": "effective", "reweight_from": 160}
 _TAILS = (0.1, 0.02, 0.01)
-_SHARED = RunSpec(
+_RESNET32 = SGD.replace(
     dataset="cifar100",
     augmentation="crop_flip",
     normalisation="cifar10",
     network="resnet32",
-    head="plain",
     epochs=200,
     batch_size=128,
-    optimiser="sgd",
-    learning_rate=0.1,
-    momentum=0.9,
     weight_decay=2e-4,
     evaluate_every=1,  # the scripts report the best epoch: both it and the last are recorded
 )
-_STAGE1 = _SHARED.replace(schedule="mislas", mixup=1.0)
+_STAGE1 = _RESNET32.replace(schedule="mislas", mixup=1.0)
 _STAGE2: dict[float, tuple[float, Options]] = {
     0.1: (0.1, options(smooth_head=0.2, smooth_tail=0.0)),
     0.02: (0.1, options(smooth_head=0.3, smooth_tail=0.0)),
@@ -85,7 +81,7 @@ LONG_TAIL = Recipe(
     question="Does the matrix still help together with a method for long tails?",
     blocks=(
         Block(
-            settings=tuple(_SHARED.replace(schedule="ldam", imbalance=tail) for tail in _TAILS),
+            settings=tuple(_RESNET32.replace(schedule="ldam", imbalance=tail) for tail in _TAILS),
             methods=_ldam_methods(),
         ),
         Block(settings=tuple(_STAGE1.replace(imbalance=tail) for tail in _TAILS), methods=_mislas_methods()),
@@ -114,7 +110,7 @@ def small(dataset: str, augmentation: str, **changes: float) -> RunSpec:
     >>> small("cifar10", WEAK, weight_decay=1e-3).weight_decay
     0.001
     """
-    setting = _SHARED.replace(imbalance=0.01, loss=ADJUSTED, nesterov=True, weight_decay=5e-4, evaluate_every=10)
+    setting = _RESNET32.replace(imbalance=0.01, loss=ADJUSTED, nesterov=True, weight_decay=5e-4, evaluate_every=10)
     return setting.replace(dataset=dataset, augmentation=augmentation, **changes)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from maxsep.lab.data import Dataset, OpenSetSplit, load_outliers
 from maxsep.lab.data.open_set import SPLITS
 from maxsep.lab.ood import OODProtocol, covers, ensure_detection, read_detection
+from maxsep.lab.recipes.cifar import SGD
 from maxsep.lab.recipes.recipe import Block, Method, Recipe
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec, options
@@ -67,21 +68,15 @@ _METHODS = (
     Method(head="control", radius=0.1),
     Method(head="maxsep", radius=0.1),
 )
-_WRN = RunSpec(
+_WRN = SGD.replace(
     dataset="cifar100",
     augmentation="crop_flip",
     normalisation="cifar10_255",
     network="wrn40_2",
-    head="plain",
     epochs=100,
     batch_size=128,
-    optimiser="sgd",
-    learning_rate=0.1,
-    momentum=0.9,
     nesterov=True,
-    weight_decay=5e-4,
     schedule="cosine_steps",
-    evaluate_every=10,
 )
 _ADAMW = _WRN.replace(optimiser="adamw", learning_rate=1e-3, nesterov=False, weight_decay=0.05)
 """Not in the paper: under AdamW the matrix is no longer a plain head with another step size."""
@@ -96,17 +91,13 @@ OOD = Recipe(
     after=Detect(OODProtocol(outliers=("svhn", "places", "cifar10"))),
 )
 
-_VGG = RunSpec(
+_VGG = SGD.replace(
     dataset="osr_cifar10_0",
     augmentation="rand_augment_m6",
     normalisation="cifar10",
     network="vgg32",
-    head="plain",
     epochs=600,
     batch_size=128,
-    optimiser="sgd",
-    learning_rate=0.1,
-    momentum=0.9,
     weight_decay=1e-4,
     schedule="restarts",
     schedule_options=options(cycles=3),
