@@ -73,8 +73,8 @@ ARITHMETIC = Recipe(
     title="The plain baseline in float32",
     source="Question 2 of docs/plan.md",
     question="Does the plain baseline start as unstably in float32 as in bfloat16?",
-    # Neither compilation nor TF32 is part of a spec: call grid.reproduce with Execution(compile=False, cuda_graph=False),
-    # with NVIDIA_TF32_OVERRIDE=0 and without, each in a folder of runs of its own.
+    # neither compilation nor TF32 is part of a spec: call grid.reproduce with Execution(compile=False,
+    # cuda_graph=False), with NVIDIA_TF32_OVERRIDE=0 and without, each in a folder of runs of its own
     blocks=(
         Block(
             settings=(_STEEP,),
