@@ -140,7 +140,7 @@ def test_auto_augment_applies_what_it_drew():
     assert len(operations) == 101
     draw = AutoAugment().draw(images, generator(2))
     expected = images
-    for chosen in draw.chosen.tolist():
+    for chosen in draw[0].tolist():
         expected = torch.stack([with_pillow(x, *operations[i]) for x, i in zip(expected, chosen, strict=True)])
     assert torch.equal(AutoAugment().apply(images, draw), expected)
 
@@ -150,8 +150,8 @@ def test_cutout_holes():
     result = Cutout().apply(images, torch.tensor([[4, 0, 7], [4, 0, 7]]))
     assert (result == 0).sum((1, 2, 3)).tolist() == [16, 4, 9], "half as wide as the image, and they stick out"
     assert bool((result[0, 0, 2:6, 2:6] == 0).all())
-    center = Cutout().draw(torch.zeros(9000, 1, 8, 8), generator())
-    assert (center.min().item(), center.max().item()) == (0, 7)
+    centre = Cutout().draw(torch.zeros(9000, 1, 8, 8), generator())
+    assert (centre.min().item(), centre.max().item()) == (0, 7)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ def test_rand_augment_applies_what_it_drew(augment):
     result = augment.apply(images, draw)
     names = [augment.operations[i // 2] for i in draw.chosen.tolist()]
     assert set(names) == set(augment.operations)
-    for image, new, name, i, center in zip(images, result, names, draw.chosen.tolist(), draw.center.T, strict=True):
+    for image, new, name, i, centre in zip(images, result, names, draw.chosen.tolist(), draw.centre.T, strict=True):
         size = strength(name, augment.level) * (-1 if name in MOVES and i % 2 == 0 else 1)
         hole = name == "cutout"
-        expected = with_hole(image, size, *center.tolist()) if hole else with_pillow(image, name, size, fill=0)
+        expected = with_hole(image, size, *centre.tolist()) if hole else with_pillow(image, name, size, fill=0)
         assert torch.equal(new, expected), name
 
 

@@ -141,7 +141,7 @@ def test_rand_augment_gives_the_same_pictures_on_both_devices(level):
     draw = augment.draw(images, torch.Generator("cuda").manual_seed(1))
     there = augment.apply(images, draw).cpu()
     on_cpu = augment.draw(images.cpu(), torch.Generator())
-    here = augment.apply(images.cpu(), on_cpu._replace(chosen=draw.chosen.cpu(), center=draw.center.cpu()))
+    here = augment.apply(images.cpu(), on_cpu._replace(chosen=draw.chosen.cpu(), centre=draw.centre.cpu()))
     assert torch.equal(there, here)
 
 

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,14 +49,6 @@ class Augmentation:
         return images
 
 
-class CropFlipDraw(NamedTuple):
-    """What was drawn for B images; None for a step that is not made."""
-
-    shift: Tensor | None  # int64 (2, B): the crop's first row and column; negative reaches into the padding
-    flip: Tensor | None  # bool (B,)
-    angle: Tensor | None  # float64 (B,): degrees, counter-clockwise
-
-
 @dataclass(frozen=True)
 class CropFlip:
     """Shift by up to size // 8 pixels each way, flip left and right, rotate within `degrees`; new pixels are 0.
@@ -69,8 +61,8 @@ class CropFlip:
     flip: bool = True
     degrees: float = 0.0
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> CropFlipDraw:
-        """Draw shifts, flips and angles."""
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor | None, ...]:
+        """Draw shifts (int64, (2, B)), flips (bool, (B,)) and angles (float64, (B,)); None for what is not done."""
         batch, device = len(images), images.device
         shift = flip = angle = None
         if self.crop:
@@ -81,21 +73,22 @@ class CropFlip:
         if self.degrees:
             unit = torch.rand(batch, generator=generator, device=device, dtype=torch.float64)
             angle = (2 * unit - 1) * self.degrees
-        return CropFlipDraw(shift, flip, angle)
+        return shift, flip, angle
 
-    def apply(self, images: Tensor, draw: CropFlipDraw) -> Tensor:
+    def apply(self, images: Tensor, draw: tuple[Tensor | None, ...]) -> Tensor:
         """Compute the source position of every output pixel, from the last step back to the first."""
+        shift, flip, angle = draw
         batch, channels, height, width = images.shape
         row = torch.arange(height, device=images.device).view(1, height, 1)
         column = torch.arange(width, device=images.device).view(1, 1, width)
         inside = torch.ones(1, 1, 1, dtype=torch.bool, device=images.device)
-        if draw.angle is not None:
-            row, column = _unrotate(row, column, draw.angle, height, width)
+        if angle is not None:
+            row, column = _unrotate(row, column, angle, height, width)
             inside = _is_inside(row, column, height, width)
-        if draw.flip is not None:
-            column = torch.where(draw.flip.view(-1, 1, 1), width - 1 - column, column)
-        if draw.shift is not None:
-            row, column = row + draw.shift[0].view(-1, 1, 1), column + draw.shift[1].view(-1, 1, 1)
+        if flip is not None:
+            column = torch.where(flip.view(-1, 1, 1), width - 1 - column, column)
+        if shift is not None:
+            row, column = row + shift[0].view(-1, 1, 1), column + shift[1].view(-1, 1, 1)
             inside = inside & _is_inside(row, column, height, width)
         source = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
         source = source.expand(batch, height, width).reshape(batch, 1, -1).expand(-1, channels, -1)
@@ -122,15 +115,6 @@ def _is_inside(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
     return (row >= 0) & (row < height) & (column >= 0) & (column < width)
 
 
-class Rectangles(NamedTuple):
-    """One rectangle inside each of B images: int64 (B,) each."""
-
-    top: Tensor
-    left: Tensor
-    height: Tensor
-    width: Tensor
-
-
 @dataclass(frozen=True)
 class ResizedCrop:
     """Cut a random rectangle out of every image and scale it to the image's own height and width, bilinearly.
@@ -143,8 +127,8 @@ class ResizedCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> Rectangles:
-        """Draw rectangles."""
+    def draw(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw rectangles: int64 (4, B), top, left, height and width."""
         batch, _, height, width = images.shape
         tries = torch.rand(2, _TRIES, batch, generator=generator, device=images.device, dtype=torch.float64)
         position = torch.rand(2, batch, generator=generator, device=images.device, dtype=torch.float64)
@@ -159,30 +143,23 @@ class ResizedCrop:
         chosen = fits.argmax(0, keepdim=True)  # of equals the first
         rows, columns = rows.gather(0, chosen)[0], columns.gather(0, chosen)[0]
         top, left = (position[0] * (height - rows + 1)).long(), (position[1] * (width - columns + 1)).long()
-        return Rectangles(top, left, rows, columns)
+        return torch.stack([top, left, rows, columns])
 
-    def apply(self, images: Tensor, draw: Rectangles) -> Tensor:
+    def apply(self, images: Tensor, rectangles: Tensor) -> Tensor:
         """Interpolate inside each rectangle; beyond its edge the edge goes on, not the image."""
-        height, width = images.shape[2:]
-        y = _source(draw.top, draw.height, height).unsqueeze(2).expand(-1, -1, width)
-        x = _source(draw.left, draw.width, width).unsqueeze(1).expand(-1, height, -1)
+        (top, left, rows, columns), (height, width) = rectangles, images.shape[2:]
+        y = _source(top, rows, height).unsqueeze(2).expand(-1, -1, width)
+        x = _source(left, columns, width).unsqueeze(1).expand(-1, height, -1)
         scaled = F.grid_sample(images.float(), torch.stack([x, y], dim=3), align_corners=False)
         return scaled.round().to(torch.uint8)
 
 
 def _source(start: Tensor, extent: Tensor, size: int) -> Tensor:
     """Spread `extent` pixels from `start` on over `size`: float32 (B, size), -1 and 1 are the edges of the image."""
-    center = torch.arange(size, device=start.device) + 0.5
+    centre = torch.arange(size, device=start.device) + 0.5
     start, extent = start.unsqueeze(1), extent.unsqueeze(1)
-    inside = torch.minimum((center * extent / size).clamp_min(0.5), extent - 0.5)
+    inside = torch.minimum((centre * extent / size).clamp_min(0.5), extent - 0.5)
     return (start + inside) * (2 / size) - 1
-
-
-class JitterDraw(NamedTuple):
-    """What was drawn for B images."""
-
-    order: Tensor  # int64 (3, B): which of brightness (0), contrast (1), saturation (2) comes first, second, third
-    factors: Tensor  # float32 (3, B): of brightness, contrast and saturation; 1 changes nothing
 
 
 @dataclass(frozen=True)
@@ -195,20 +172,20 @@ class ColourJitter:
 
     strength: float = 0.4
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> JitterDraw:
-        """Draw orders and factors."""
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw the order of brightness (0), contrast (1) and saturation (2), and their factors: (3, B) each."""
         batch, device = len(images), images.device
         # from any of the three forwards or backwards round the circle: the six orders, equally likely
         first = torch.randint(3, (batch,), generator=generator, device=device)
         step = torch.randint(1, 3, (batch,), generator=generator, device=device)
         unit = torch.rand(3, batch, generator=generator, device=device, dtype=torch.float64)
         factors = 1 + self.strength * (2 * unit - 1)
-        return JitterDraw(torch.stack([(first + i * step) % 3 for i in range(3)]), factors.float())
+        return torch.stack([(first + i * step) % 3 for i in range(3)]), factors.float()
 
-    def apply(self, images: Tensor, draw: JitterDraw) -> Tensor:
+    def apply(self, images: Tensor, draw: tuple[Tensor, Tensor]) -> Tensor:
         """Blend three times in float32 and round at the end."""
-        pixels = images.float()
-        for adjustment, factor in zip(draw.order, draw.factors.gather(0, draw.order), strict=True):
+        pixels, (order, factors) = images.float(), draw
+        for adjustment, factor in zip(order, factors.gather(0, order), strict=True):
             adjustment, factor = adjustment.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1)
             red, green, blue = pixels.unbind(1) if pixels.shape[1] == 3 else pixels.expand(-1, 3, -1, -1).unbind(1)
             grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)

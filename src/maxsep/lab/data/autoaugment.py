@@ -69,19 +69,12 @@ class Tables(NamedTuple):
     kinds: Tensor  # bool (V, 5): is it colour, contrast, any blend that depends on the image, autocontrast, equalise?
 
 
-class AutoDraw(NamedTuple):
-    """What was drawn for B images. Tables are part of it, because a compiled program cannot look them up."""
-
-    chosen: Tensor  # int64 (2, B): the two operations of every image, positions in `policy_operations`
-    tables: Tables
-
-
 @dataclass(frozen=True)
 class AutoAugment:
     """Apply a random pair of AutoAugment's CIFAR policy to each image; new pixels are grey (128)."""
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> AutoDraw:
-        """Draw a pair, whether each of its operations is made, and their signs."""
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tables]:
+        """Draw two operations of each image, positions in `policy_operations`: int64 (2, B); tables come along."""
         batch, device = len(images), images.device
         tables, chances = _policy_tables(*images.shape[1:], device)
         pair = torch.randint(len(_POLICY), (batch,), generator=generator, device=device)
@@ -89,12 +82,12 @@ class AutoAugment:
         sign = torch.randint(0, 2, (2, batch), generator=generator, device=device)
         # the list has nothing, then the first operations of all pairs with either sign, then the second ones
         first, second = (torch.add(sign[i] + 1 + 2 * i * len(_POLICY), pair, alpha=2) for i in (0, 1))
-        return AutoDraw(torch.stack([first, second]) * (chance < chances[:, pair]), tables)
+        return torch.stack([first, second]) * (chance < chances[:, pair]), tables
 
-    def apply(self, images: Tensor, draw: AutoDraw) -> Tensor:
+    def apply(self, images: Tensor, draw: tuple[Tensor, Tables]) -> Tensor:
         """Apply the first operations, then the second."""
-        for chosen in draw.chosen:
-            images = operate(images, chosen, draw.tables)
+        for chosen in draw[0]:
+            images = operate(images, chosen, draw[1])
         return images
 
 
@@ -107,10 +100,10 @@ class Cutout:
         batch, sides = len(images), images.shape[2:]
         return torch.stack([torch.randint(s, (batch,), generator=generator, device=images.device) for s in sides])
 
-    def apply(self, images: Tensor, center: Tensor) -> Tensor:
+    def apply(self, images: Tensor, centre: Tensor) -> Tensor:
         """Fill the hole with 0."""
         side = min(images.shape[2:]) // 2
-        first = center - side // 2
+        first = centre - side // 2
         return images.masked_fill(_in_square(images, first, first + side), 0)
 
 
@@ -118,7 +111,7 @@ class RandDraw(NamedTuple):
     """What was drawn for B images."""
 
     chosen: Tensor  # int64 (B,): twice the position in `RandAugment.operations`, and one more for a positive sign
-    center: Tensor  # float64 (2, B): row and column of the middle of a hole, if there is one
+    centre: Tensor  # float64 (2, B): row and column of the middle of a hole, if there is one
     tables: Tables
     colour: Tensor  # uint8 (C, 1, 1): what fills a hole
 
@@ -158,7 +151,7 @@ class RandAugment:
     def apply(self, images: Tensor, draw: RandDraw) -> Tensor:
         """Apply the operation; a hole is moved back inside at the left and the top."""
         hole, side = self.operations.index("cutout"), strength("cutout", self.level)
-        first = (draw.center - side / 2).clamp_min(0).long()
+        first = (draw.centre - side / 2).clamp_min(0).long()
         end = first + (int(side) + 1) * (draw.chosen >> 1 == hole)
         images = operate(images, draw.chosen, draw.tables)
         return torch.where(_in_square(images, first, end), draw.colour, images)
