@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from maxsep.lab.data.augment import Augmentation, augmentation
+from maxsep.lab.data.augment import augmentation
 from maxsep.lab.data.datasets import NORMALISATIONS, Dataset, fingerprints_differ, normalisation
 from maxsep.lab.data.download import DownloadError
 from maxsep.lab.data.folder import list_once
 from maxsep.lab.data.images import ImageSet, Splits, held_counts, hold_out
 from maxsep.lab.data.official import DataError
 from maxsep.lab.data.open_set import OpenSetSplit
-from maxsep.lab.data.outliers import OUTLIERS, check_outliers, load_outliers, name_outliers, origin
+from maxsep.lab.data.outliers import check_outliers, load_outliers, name_outliers, origin
 from maxsep.lab.data.subsets import limit, long_tail_counts, long_tail_indices, prepare, with_order
 
 __all__ = [
     "NORMALISATIONS",
-    "OUTLIERS",
-    "Augmentation",
     "DataError",
     "Dataset",
     "DownloadError",

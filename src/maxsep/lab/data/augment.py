@@ -1,7 +1,6 @@
 """Augmentation of whole uint8 batches on their device: crop, flip, rotation, resized crop, colour jitter; all names.
 
-Every step draws its random numbers in `draw` and uses them in `apply`. Neither synchronises with the GPU, and all
-shapes are static, so a CUDA graph can capture both. The generator must be registered with the graph.
+`draw` and `apply` never synchronise with the GPU and have static shapes, so a CUDA graph can capture them.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Augmentation:
 class CropFlip:
     """Shift by up to size // 8 pixels each way, flip left and right, rotate within `degrees`; new pixels are 0.
 
-    Each of the three moves pixels without mixing them, so their composition is one gather. The rotation is pixel for
-    pixel Pillow's `Image.rotate`.
+    None of the three mixes pixels, so their composition is one gather. Rotation is pixel for pixel Pillow's.
     """
 
     crop: bool = True
@@ -96,11 +94,7 @@ class CropFlip:
 
 
 def _unrotate(row: Tensor, column: Tensor, angle: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Find the pixel that a rotation about the image centre brings to (row, column).
-
-    With t the angle in radians, and pixel centres at half-integers relative to the image centre,
-    x' = x cos t - y sin t and y' = x sin t + y cos t (rows count downwards).
-    """
+    """Find the pixel that a rotation brings to (row, column): x' = x cos t - y sin t, y' = x sin t + y cos t."""
     radians = (angle * (torch.pi / 180)).view(-1, 1, 1)
     cos, sin = radians.cos(), radians.sin()
     first_x, first_y = 0.5 - width / 2, 0.5 - height / 2
@@ -214,12 +208,8 @@ _NAMED: dict[str, tuple[Any, ...]] = {
 def augmentation(name: str) -> Augmentation:
     """Look an augmentation up by name.
 
-    `none`, `crop_flip`, `crop_flip_rotate` (within 15 degrees); and after crop and flip, `crop_flip_auto`
-    (AutoAugment's CIFAR policy), `crop_flip_cutout` (a hole of half the width) or both, `crop_flip_auto_cutout`.
-    Before crop and flip, `rand_augment_mM` (RandAugment, one operation at level M of 30; open-set recognition takes
-    m6 for CIFAR) or, without rotation and translations, `rand_augment_digits_mM` (m18 for SVHN).
-    For photographs, as on ImageNet, `resized_crop_flip` (8 to 100 percent of the area) and `resized_crop_flip_jitter`
-    (then brightness, contrast and saturation, each times 0.6 to 1.4).
+    Open-set recognition takes `rand_augment_m6` for CIFAR and `rand_augment_digits_m18`, without rotation and
+    translations, for SVHN; both come before crop and flip. Resized crops and jitter are for photographs.
     """
     if name in _NAMED:
         return Augmentation(_NAMED[name])

@@ -120,9 +120,8 @@ class RandDraw(NamedTuple):
 class RandAugment:
     """Apply one random operation to every image, as the scripts of open-set recognition do.
 
-    Strength is level / 30 of the way through the operation's range; moves have a random sign, new pixels are black. A
-    hole of side v covers v + 1 pixels, because Pillow, which draws it there, counts both edges as inside. `digits`
-    leaves out rotation and translations, which change which digit is in the middle or how it stands.
+    Strength is level / 30 of the way through the operation's range; moves have a random sign, new pixels are black.
+    `digits` leaves out rotation and translations, which change which digit is in the middle or how it stands.
     """
 
     level: int
@@ -149,7 +148,7 @@ class RandAugment:
         return RandDraw(torch.add(sign, operation, alpha=2), unit * sizes, tables, colour)
 
     def apply(self, images: Tensor, draw: RandDraw) -> Tensor:
-        """Apply the operation; a hole is moved back inside at the left and the top."""
+        """Apply the operation; a hole of side v covers v + 1 pixels, as Pillow counts both edges as inside."""
         hole, side = self.operations.index("cutout"), strength("cutout", self.level)
         first = (draw.centre - side / 2).clamp_min(0).long()
         end = first + (int(side) + 1) * (draw.chosen >> 1 == hole)
@@ -158,10 +157,7 @@ class RandAugment:
 
 
 def operate(images: Tensor, chosen: Tensor, tables: Tables) -> Tensor:
-    """Apply to every image (uint8, (B, C, H, W)) the one operation that is chosen for it (int64, (B,)).
-
-    Moves, blends and new values are one pass each over the batch, whatever operation an image gets.
-    """
+    """Apply to every image (uint8, (B, C, H, W)) the one operation that is chosen for it (int64, (B,))."""
     batch, channels = images.shape[:2]
     source = tables.source.index_select(0, chosen).unsqueeze(1).expand(-1, channels, -1)
     moved = images.flatten(2).gather(2, source).masked_fill(tables.outside.index_select(0, chosen), tables.fill)
@@ -320,20 +316,16 @@ def _inverse_map(name: str, amount: float, height: int, width: int) -> tuple[flo
 
 def _values(name: str, amount: float) -> Tensor:
     """Return the new value of each of the 256, for the operations that look at nothing else."""
-    value = new = torch.arange(256)
-    if name == "posterise":
-        step = 2 ** min(8, max(0, 8 - int(amount)))
-        new = value // step * step
-    elif name == "solarise":
-        new = torch.where(value < amount, value, 255 - value)
-    elif name == "solarise_add":
-        raised = (value + amount).clamp(0, 255).long()
-        new = torch.where(raised < 128, raised, 255 - raised)
-    elif name == "invert":
-        new = 255 - value
-    elif name == "brightness":
-        new = _blends(amount)[0]
-    return new.to(torch.uint8)
+    value = torch.arange(256)
+    step, raised = 2 ** min(8, max(0, 8 - int(amount))), (value + amount).clamp(0, 255).long()
+    new: dict[str, Tensor] = {
+        "posterise": value // step * step,
+        "solarise": torch.where(value < amount, value, 255 - value),
+        "solarise_add": torch.where(raised < 128, raised, 255 - raised),
+        "invert": 255 - value,
+        "brightness": _blends(amount)[0],
+    }
+    return new.get(name, value).to(torch.uint8)
 
 
 def _blends(factor: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maxsep.lab.data.download import SOURCES, Progress, ensure
-from maxsep.lab.data.folder import decoded_folder, list_folder, own_test, read_folder, read_imagenet
+from maxsep.lab.data.folder import list_folder, own_test, read_folder, read_imagenet
 from maxsep.lab.data.images import ImageSet, Splits
 from maxsep.lab.data.official import read_digits, read_official
 from maxsep.lab.data.open_set import OpenSetSplit, known_classes
@@ -64,8 +64,8 @@ _LAST: dict[Hashable, Splits] = {}  # the dataset read last, by everything it de
 class Dataset:
     """What `RunSpec.dataset` names.
 
-    >>> Dataset.parse("imagenet_lt?size=64").label, Dataset.parse("osr_cifar+_3").source
-    ('ImageNet-LT, 64 pixels', 'cifar10')
+    >>> Dataset.parse("imagenet_lt?size=64").label, Dataset.parse("digits").read().train.num_classes
+    ('ImageNet-LT, 64 pixels', 10)
     """
 
     name: str  # exactly what the spec says: the identity, never rewritten
@@ -193,8 +193,8 @@ class Dataset:
             if self.is_own:
                 return list_folder(find_folder(self.path, root)).fingerprint
             if self.is_imagenet:
-                path = decoded_folder(self.source, data_root(self.name, root), self.size) / "splits.json"
-                return str(json.loads(path.read_text(encoding="utf-8"))["fingerprint"])
+                text = (self._decoded(root) / "splits.json").read_text(encoding="utf-8")
+                return str(json.loads(text)["fingerprint"])
         except (OSError, ValueError):
             pass
         return None
@@ -207,9 +207,6 @@ class Dataset:
         The data folder `root`, by default $MAXSEP_DATA, holds `cifar-10-batches-py/`, `cifar-100-python/`, `svhn/`,
         `imagenet/{train,val}/CLASS/`, `imagenet-lt/*.txt`; an official `.tar.gz` is unpacked. `download` fetches what
         is missing but ImageNet; `progress` is called with (bytes so far, bytes in all).
-
-        >>> Dataset.parse("digits").read().train.num_classes
-        10
         """
         reader, state = self._reader(root, download, progress)
         key = (self, state)
@@ -231,13 +228,16 @@ class Dataset:
             return lambda: read_folder(listing, self.size, name=self.name), state
         if self.source == "digits":
             return read_digits, None
-        base = data_root(self.name, root)
         if self.is_imagenet:
-            state = _stat(decoded_folder(self.source, base, self.size))
-            return lambda: read_imagenet(self.name, self.source, base, self.size, progress), state
+            folder = self._decoded(root)
+            return lambda: read_imagenet(self.name, self.source, folder, self.size, progress), _stat(folder)
+        base = data_root(self.name, root)
         ensure(self.source, base, fetch=download, progress=progress)
         state = _stat(base / SOURCES[self.source].folder)
         return lambda: read_official(self.source, base), state
+
+    def _decoded(self, root: str | Path | None) -> Path:
+        return data_root(self.name, root) / "decoded" / f"{self.source}-{self.size}"
 
 
 def data_root(name: str, root: str | Path | None) -> Path:
@@ -264,15 +264,9 @@ def fingerprints_differ(*fingerprints: str | None) -> bool:
 def normalisation(name: str, splits: Splits) -> tuple[Tensor, Tensor]:
     """Return the mean and standard deviation of each channel, for (images / 255 - mean) / std.
 
-    Args:
-        name: A name of `STATISTICS`; `train`: measured on the training images (a constant channel gets std 1);
-            `auto`: the published constants of the dataset if there are any, else `train`. Long-tailed CIFAR-100 is by
-            custom normalised with `cifar10`, and `cifar10_255` has the larger stds of out-of-distribution work.
-        splits: The data to be normalised, with C channels. Both results are float32 (C,).
-
-    >>> mean, std = normalisation("auto", Dataset.parse("digits").read())
-    >>> [round(v, 2) for v in (mean.item(), std.item())]
-    [0.31, 0.38]
+    `name` is one of `STATISTICS`; `train`: measured on the training images (a constant channel gets std 1); `auto`: the
+    published constants of the dataset if there are any, else `train`. Long-tailed CIFAR-100 is by custom normalised
+    with `cifar10`, and `cifar10_255` has the larger stds of out-of-distribution work. Results are float32 (C,).
     """
     if name not in NORMALISATIONS:
         raise ValueError(f"unknown normalisation {name!r}. Known: {', '.join(NORMALISATIONS)}.")
@@ -291,14 +285,10 @@ def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(images.shape[0], 256, dtype=torch.int64)
     for batch in torch.split(images.images, 1024):
         counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in batch.unbind(1)]).cpu()
-    means, stds = [], []
-    for count in counts:
-        share = count.double() / count.sum()
-        mean = (share * values).sum()
-        std = (share * (values - mean) ** 2).sum().sqrt()
-        means.append(mean)
-        stds.append(std if std > 0 else torch.ones_like(std))
-    return torch.stack(means).float(), torch.stack(stds).float()
+    share = counts.double() / counts.sum(1, keepdim=True)
+    mean = (share * values).sum(1)
+    std = (share * (values - mean.unsqueeze(1)) ** 2).sum(1).sqrt()
+    return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
 def _stat(folder: Path) -> Hashable:

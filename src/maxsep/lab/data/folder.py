@@ -57,7 +57,9 @@ class Pictures:
 
     def read(self, size: int) -> ImageSet:
         """Read all files into memory as RGB images of size x size; one that cannot be read is an error."""
-        return ImageSet(_read_files(self.files, size), labels_of(self.counts), self.classes)
+        array, errors = decode(self.files, (3, size, size))
+        _check_readable([errors[i] for i in sorted(errors)])
+        return ImageSet(torch.from_numpy(array), labels_of(self.counts), self.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +152,7 @@ def own_test(folder: Path) -> Path | None:
 
 
 def list_imagenet(source: str, root: Path) -> Listing:
-    """List ImageNet (`imagenet/{train,val}/CLASS`), or the part that the lists of ImageNet-LT name.
-
-    The lists are those of Liu et al., Large-scale long-tailed recognition in an open world, CVPR 2019: a path below
-    `imagenet/` and a label a line.
-    """
+    """List ImageNet, or the part that ImageNet-LT names (Liu et al., Recognition in an open world, CVPR 2019)."""
     pictures = root / "imagenet"
     for folder in (pictures / "train", pictures / "val"):
         if not folder.is_dir():
@@ -197,20 +195,14 @@ def read_folder(listing: Listing, size: int, *, name: str) -> Splits:
     return Splits(name, train.subset(kept), train.subset(held), fingerprint=listing.fingerprint)
 
 
-def decoded_folder(source: str, root: Path, size: int) -> Path:
-    """Return the folder of ImageNet's decoded images; it may not exist."""
-    return root / "decoded" / f"{source}-{size}"
+def read_imagenet(name: str, source: str, folder: Path, size: int, progress: Progress | None = None) -> Splits:
+    """Read ImageNet or ImageNet-LT as RGB images of size x size, decoded into a folder at the first call.
 
-
-def read_imagenet(name: str, source: str, root: Path, size: int, progress: Progress | None = None) -> Splits:
-    """Read ImageNet or ImageNet-LT as RGB images of size x size, decoded at the first call.
-
-    From then on `decoded_folder` is the dataset: the pictures are not opened again, and need not be there. To decode
-    anew, delete it. The images are mapped into memory: writing to them ends the process.
+    From then on that folder is the dataset: the pictures are not opened again, and need not be there. To decode anew,
+    delete it. The images are mapped into memory: writing to them ends the process.
     """
-    folder = decoded_folder(source, root, size)
     if not folder.is_dir():
-        listing = list_imagenet(source, root)
+        listing = list_imagenet(source, folder.parent.parent)
         folder.parent.mkdir(exist_ok=True)
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             for left in folder.parent.glob(f".{folder.name}.tmp-*"):  # of a process that was killed: the lock is ours
@@ -268,13 +260,13 @@ def read_images(
     files = _list_images(folder, unreadable)
     if most is not None and len(files) > most:
         files = [files[i] for i in sorted(np.random.RandomState(0).permutation(len(files))[:most])]
-    if unreadable is None:
-        return _read_files(files, size)
     array, errors = decode(files, (3, size, size))
-    unreadable |= {files[i]: errors[i] for i in sorted(errors)}
-    if len(errors) == len(files):
-        first = next(iter(unreadable.values()), "")
-        raise ValueError(f"{folder} holds no image that can be read. {first}".strip())
+    if unreadable is None or len(errors) == len(files):
+        _check_readable([errors[i] for i in sorted(errors)])
+    if not files:
+        raise ValueError(f"{folder} holds no image.")
+    if unreadable is not None:
+        unreadable |= {files[i]: errors[i] for i in sorted(errors)}
     return torch.from_numpy(array)[[i for i in range(len(files)) if i not in errors]]
 
 
@@ -323,12 +315,6 @@ def _decode(path: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     left, top = (image.width - width) // 2, (image.height - height) // 2
     pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.uint8)
     return pixels.reshape(height, width, channels).transpose(2, 0, 1)
-
-
-def _read_files(files: list[Path], size: int) -> torch.Tensor:
-    array, errors = decode(files, (3, size, size))
-    _check_readable([errors[i] for i in sorted(errors)])
-    return torch.from_numpy(array)
 
 
 def _check_readable(errors: list[ValueError]) -> None:

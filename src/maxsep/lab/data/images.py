@@ -131,9 +131,6 @@ def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Te
 
     Of a class with n images round(fraction * n) are held out: at least one, but never the last one. A class with a
     single image therefore stays in training. Both results are int64 positions in dataset order.
-
-    >>> [len(part) for part in hold_out(torch.tensor([0, 0, 0, 0, 1, 1, 2]), 0.25)]
-    [5, 2]
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction!r}.")

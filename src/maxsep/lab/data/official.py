@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,18 +26,10 @@ class DataError(ValueError):
         super().__init__(f"{path}: {problem}. Delete {path.parent} and fetch the official files again.")
 
 
-class _Layout(NamedTuple):
-    parts: dict[str, list[str]]
-    meta: str
-    labels: str
-    names: str
-    num_classes: int
-
-
 _BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
-_CIFAR = {
-    "cifar10": _Layout(_BATCHES, "batches.meta", "labels", "label_names", 10),
-    "cifar100": _Layout({"train": ["train"], "test": ["test"]}, "meta", "fine_labels", "fine_label_names", 100),
+_CIFAR = {  # files of each part, the file of class names, keys of labels and names, number of classes
+    "cifar10": (_BATCHES, "batches.meta", "labels", "label_names", 10),
+    "cifar100": ({"train": ["train"], "test": ["test"]}, "meta", "fine_labels", "fine_label_names", 100),
 }
 
 
@@ -55,7 +47,7 @@ def read_parts(source: str, root: Path, *parts: str) -> list[ImageSet]:
         verify_folder(folder, tuple(name for name in names if name != MANIFEST))
     if source == "svhn":
         return [_read_svhn(folder / f"{part}_32x32.mat") for part in parts]
-    return [_read_cifar(folder, _CIFAR[source], part) for part in parts]
+    return [_read_cifar(folder, part, *_CIFAR[source]) for part in parts]
 
 
 def read_digits() -> Splits:
@@ -71,22 +63,24 @@ def read_digits() -> Splits:
     return Splits("digits", everything.subset(kept), everything.subset(held))
 
 
-def _read_cifar(folder: Path, layout: _Layout, part: str) -> ImageSet:
+def _read_cifar(
+    folder: Path, part: str, files: dict[str, list[str]], meta: str, key: str, title: str, num: int
+) -> ImageSet:
     """Read pickled batches. Missing images are damage too: every class has equally many."""
-    names = _unpickle(folder / layout.meta).get(layout.names)
-    if not isinstance(names, list) or len(names) != layout.num_classes or not all(isinstance(n, str) for n in names):
-        raise DataError(folder / layout.meta, f"{layout.names!r} must list {layout.num_classes} class names")
+    names = _unpickle(folder / meta).get(title)
+    if not isinstance(names, list) or len(names) != num or not all(isinstance(name, str) for name in names):
+        raise DataError(folder / meta, f"{title!r} must list {num} class names")
     pixels: list[Any] = []
     labels: list[int] = []
-    for file in layout.parts[part]:
+    for file in files[part]:
         batch = _unpickle(folder / file)
         rows: Any = batch.get("data")
-        own: Any = batch.get(layout.labels)
+        own: Any = batch.get(key)
         if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape[1:] != (_PIXELS,):
             raise DataError(folder / file, f"'data' must be a uint8 array of shape (N, {_PIXELS})")
         is_list = isinstance(own, list) and len(own) == len(rows)
-        if not is_list or not all(type(label) is int and 0 <= label < len(names) for label in own):
-            raise DataError(folder / file, f"{layout.labels!r} must be {len(rows)} labels from 0 to {len(names) - 1}")
+        if not is_list or not all(type(label) is int and 0 <= label < num for label in own):
+            raise DataError(folder / file, f"{key!r} must be {len(rows)} labels from 0 to {num - 1}")
         pixels.append(rows)
         labels += own
     images = torch.from_numpy(np.concatenate(pixels)).view(-1, 3, 32, 32)

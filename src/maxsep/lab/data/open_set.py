@@ -55,12 +55,7 @@ UNKNOWN_OF_CIFAR100: dict[str, tuple[tuple[int, ...], ...]] = {
 
 @dataclass(frozen=True)
 class OpenSetSplit:
-    """One split of an open-set benchmark.
-
-    >>> split = OpenSetSplit("cifar10", 2)
-    >>> split.known, split.unknown["unknown"]
-    ((1, 5, 7, 3, 9, 4), (0, 2, 6, 8))
-    """
+    """One split of an open-set benchmark."""
 
     benchmark: str
     split: int

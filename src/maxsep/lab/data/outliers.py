@@ -57,16 +57,11 @@ def load_outliers(
     name: str, root: str | Path | None = None, *, like: str = "", shape: tuple[int, int, int] = (3, 32, 32),
     unreadable: Unreadable | None = None,
 ) -> ImageSet:  # fmt: skip
-    """Load images from outside the dataset `like`, as (channels, height, width); their labels mean nothing to it.
+    """Load images from outside the dataset `like`, in the `shape` of its images; their labels mean nothing to it.
 
-    Args:
-        name: `svhn`, `cifar10`, `cifar100` (test images); `places` (10,000 images of `places365/`, any tree, or of
-            `places365.npz`); `unknown`, `cifar+10`, `cifar+50` (test images of the classes that the open-set split
-            `like` does not know); or `folder:PATH`, any tree of images.
-        root: The data folder; by default $MAXSEP_DATA.
-        like: The dataset.
-        shape: Of its images.
-        unreadable: Gets the files of `folder:PATH` that cannot be read; without it they are errors.
+    They are the test images of `svhn`, `cifar10` or `cifar100`; `places` (10,000 images of `places365/`, any tree, or
+    of `places365.npz`); `unknown`, `cifar+10`, `cifar+50` (test images of the classes that the open-set split `like`
+    does not know); or `folder:PATH`, any tree of images, where `unreadable` gets the files that cannot be read.
     """
     check_outliers(name, like)
     channels, height, width = shape
@@ -88,11 +83,7 @@ def load_outliers(
 
 
 def origin(name: str, root: str | Path | None = None, *, like: str = "") -> str:
-    """Return what a set of outliers is: the first line of `ORIGIN.txt` in its folder, or else its usual name.
-
-    >>> origin("unknown", ".", like="osr_cifar10_0")
-    'CIFAR-10 test, unknown classes'
-    """
+    """Return what a set of outliers is: the first line of `ORIGIN.txt` in its folder, or else its usual name."""
     split = OpenSetSplit.parse(like)
     if name in UNKNOWN and split:
         count = "unknown" if name == "unknown" else name.removeprefix("cifar+")

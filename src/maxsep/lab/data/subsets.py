@@ -85,11 +85,7 @@ def long_tail_indices(labels: Tensor, imbalance: float, seed: int = 0, *, num_cl
     dataset order, are shuffled in place and the first n_i are kept, with n_i from `long_tail_counts` and max_count
     the size of the largest class. A class gives no more images than it has.
 
-    Args:
-        labels: int64, (N,).
-        imbalance: Smallest over largest class size, in (0, 1].
-        seed: Seed of the subset; published subsets use 0 whatever the seed of the run.
-        num_classes: By default the largest label + 1.
+    Published subsets use seed 0 whatever the seed of the run.
 
     >>> labels = torch.arange(3).repeat(100)
     >>> torch.bincount(labels[long_tail_indices(labels, 0.1)]).tolist()
@@ -116,10 +112,6 @@ def limit(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     """Choose at most `count` positions with the class proportions of the whole, in dataset order.
 
     Every class with images keeps at least one; below that number of classes, the first `count` of them keep one.
-
-    >>> labels = torch.tensor([0] * 90 + [1] * 9 + [2])
-    >>> torch.bincount(labels[limit(labels, 20)]).tolist()
-    [17, 2, 1]
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count!r}.")
@@ -131,11 +123,8 @@ def limit(labels: Tensor, count: int, seed: int = 0) -> Tensor:
 def _shares(sizes: list[int], count: int) -> list[int]:
     """Divide count among classes: one each, then the rest in proportion (largest remainder first)."""
     present = [i for i, size in enumerate(sizes) if size]
-    shares = [0] * len(sizes)
-    for i in present[:count]:
-        shares[i] = 1
-    rest = count - sum(shares)
-    room = sum(sizes) - len(present)
+    shares = [int(i in present[:count]) for i in range(len(sizes))]
+    rest, room = count - sum(shares), sum(sizes) - len(present)
     if rest <= 0 or room <= 0:
         return shares
     exact = {i: rest * (sizes[i] - 1) / room for i in present}
@@ -147,13 +136,9 @@ def _shares(sizes: list[int], count: int) -> list[int]:
     return shares
 
 
-def labels_digest(labels: Tensor) -> str:
-    """Compute the SHA-256 of labels below 256, one byte each, in their order."""
-    return hashlib.sha256(labels.to(torch.uint8).cpu().numpy().tobytes()).hexdigest()
-
-
 def _name_order(dataset: str, labels: Tensor) -> str:
-    return "official" if _OFFICIAL.get(dataset) == labels_digest(labels) else ""
+    digest = hashlib.sha256(labels.to(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+    return "official" if _OFFICIAL.get(dataset) == digest else ""
 
 
 def with_order(specs: Iterable[RunSpec], root: str | Path | None = None, *, download: bool = False) -> list[RunSpec]:
