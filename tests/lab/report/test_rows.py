@@ -149,3 +149,19 @@ def test_data_with_a_tail_of_their_own_are_tailed(tmp_path, run_folder, settings
     assert (birds.is_tailed, digits.is_tailed) == (True, False)
     assert birds.balance == "unequal, 150 to 6 images a class"
     assert settings_of([]) == []
+
+
+def test_the_order_of_the_classes_is_part_of_the_method_and_rates_of_adamw_may_differ(tmp_path, run_folders, settings):
+    adam = RunSpec(optimiser="adamw", imbalance=0.1, learning_rate=1e-3, head="control")
+    last = adam.replace(head="maxsep", class_order="frequency", learning_rate=3e-3)
+    run_folders(tmp_path / "a", [adam, last])
+    (setting,) = settings(tmp_path / "a")
+    control, matrix = setting.methods
+    assert setting.name(matrix) == "maxsep, radius 1 (rare last)"
+    assert setting.control(matrix) == control
+    assert setting.difference(matrix, control).n == 1
+    run_folders(tmp_path / "a", [adam.replace(learning_rate=3e-3)])
+    apart = settings(tmp_path / "a")
+    assert [(s.spec.learning_rate, len(s.methods)) for s in apart] == [(1e-3, 1), (3e-3, 2)], (
+        "several rates of one method"
+    )

@@ -163,8 +163,8 @@ def _neutral(spec: RunSpec) -> RunSpec:
     schedule = tuple((key, 0 if key == "every" else value) for key, value in spec.schedule_options)
     first = None if spec.start_from is None else _neutral(spec.start_from)
     return spec.replace(
-        seed=0, subset_seed=0, data_order="", precision="32-true", epochs=1, evaluate_every=1, max_train=None,
-        max_test=None, loss_options=loss, schedule_options=schedule, start_from=first,
+        seed=0, subset_seed=0, data_order="", precision="32-true", epochs=spec.stop_after or 1, evaluate_every=1,
+        max_train=None, max_test=None, loss_options=loss, schedule_options=schedule, start_from=first,
     )  # fmt: skip
 
 

@@ -38,10 +38,11 @@ class Method(NamedTuple):
     def of(cls, spec: RunSpec) -> Method:
         """The method of a run; `scaled` at radius 1 computes what `plain` computes and is listed as such."""
         head = "plain" if (spec.head, spec.radius, spec.head_options) == ("scaled", 1.0, ()) else spec.head
+        order = () if spec.class_order is None else (("class_order", spec.class_order),)
         loss = dict(spec.loss_options)
         if spec.reweights:
             loss = {"reweight": "effective", "reweight_from": 0} | loss
-        return cls(head, spec.radius, spec.head_options, spec.loss, options(**loss))
+        return cls(head, spec.radius, (*order, *spec.head_options), spec.loss, options(**loss))
 
     @property
     def baseline(self) -> Method:

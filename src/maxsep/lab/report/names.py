@@ -12,23 +12,32 @@ NETWORKS = {
     **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
     **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32", "resnet50": "ResNet-50", "resnet152": "ResNet-152"},
 }
-_HEADS = {
-    "plain": "linear",
-    "scaled": "linear \N{MULTIPLICATION SIGN} {radius}, not centred",
-    "control": "control, radius {radius}",
-    "maxsep": "maxsep, radius {radius}",
-    "maxsep_rotated": "maxsep rotated, radius {radius}",
-    "learnable_matrix": "learnable matrix, radius {radius}",
-    "etf": "fixed simplex (ETF)",
-    "hpn": "optimised prototypes",
-    "cosine_maxsep": "maxsep after cosines",
-    "maxsep_cosine": "cosines with maxsep's columns",
-}
+HEADS = {
+    "plain": ("linear", "A linear layer from the features to the classes: the usual head."),
+    "maxsep": ("maxsep, radius {radius}", "A linear layer to C \N{MINUS SIGN} 1 outputs, then the fixed matrix: "
+               "logits = radius · Pᵀx."),
+    "control": ("control, radius {radius}", "A linear layer times radius · sqrt(C/(C \N{MINUS SIGN} 1)), started "
+                "centred: under SGD it trains as maxsep does."),
+    "scaled": ("linear \N{MULTIPLICATION SIGN} {radius}, not centred", "A linear head times the radius: the control "
+               "where no exact one was run. At radius 1 it is the linear head."),
+    "maxsep_rotated": ("maxsep rotated, radius {radius}", "The matrix times a fixed random orthogonal matrix."),
+    "learnable_matrix": ("learnable matrix, radius {radius}", "The matrix as the starting point of a trained one."),
+    "extra_layer": ("extra layer", "One more trained layer with a random start in place of the matrix."),
+    "etf": ("fixed simplex (ETF)", "The matrix directly on the features, with no trained layer between."),
+    "hpn": ("optimised prototypes", "Class vectors separated by gradient descent before training (Mettes et al., "
+            "Hyperspherical Prototype Networks, NeurIPS 2019)."),
+    "cosine": ("cosine", "Logits are cosines with trained vectors: LDAM's head, and the baseline of those below."),
+    "cosine_maxsep": ("maxsep after cosines", "The matrix behind a cosine layer; its control is cosine."),
+    "maxsep_cosine": ("cosines with maxsep's columns", "Its control is centred cosine."),
+    "centred_cosine": ("centred cosine", "A linear head with centred and normalised logits."),
+}  # fmt: skip
+"""Labels of the heads, and what they are."""
 _LOSSES = {"ldam": "LDAM", "cross_entropy": "cross-entropy", "logit_adjusted": "logit adjustment"}
 _OPTIONS = {
     **{"max_margin": "margin {}", "reweight_from": "DRW from epoch {}", "rotation": "rotation {}"},
     **{"smooth_head": "{} for frequent", "smooth_tail": "{} for rare classes"},
 }
+_ORDERS = {"frequency": "rare last", "reversed_frequency": "rare first"}
 SCORES = {
     "max_softmax": "maximum softmax probability (MSP)",
     "energy": "energy",
@@ -79,13 +88,15 @@ def method_label(method: Method, with_loss: bool = False) -> str:
     >>> method_label(Method("scaled", 0.1)), method_label(Method("plain"), with_loss=True)
     ('linear × 0.1, not centred', 'linear (cross-entropy)')
     """
-    pattern = _HEADS.get(method.head, method.head.replace("_", " "))
+    pattern = HEADS.get(method.head, (method.head.replace("_", " "),))[0]
     if method.radius != 1 and "{radius}" not in pattern:
         pattern += " \N{MULTIPLICATION SIGN} {radius}"
     extra = [_LOSSES.get(method.loss, method.loss.replace("_", " "))]
     extra = extra if with_loss or method.loss != "cross_entropy" else []
     for key, value in (*method.head_options, *method.loss_options):
-        if (key, value) != ("reweight", "effective"):
+        if key == "class_order":
+            extra.append(_ORDERS.get(str(value), "classes in an order of their own"))
+        elif (key, value) != ("reweight", "effective"):
             extra.append(_OPTIONS.get(key, f"{key}={{}}").format(value))
     return pattern.format(radius=f"{method.radius:g}") + (f" ({', '.join(extra)})" if extra else "")
 

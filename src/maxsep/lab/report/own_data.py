@@ -16,13 +16,12 @@ from torch import Tensor
 from maxsep.lab.data import Dataset, fingerprints_differ, prepare
 from maxsep.lab.engine.evaluate import load_pipeline, predict
 from maxsep.lab.report import figures, names, sections
-from maxsep.lab.report.classes import group_sizes, is_unequal
 from maxsep.lab.report.controls import MATRIX_HEADS, Method
 from maxsep.lab.report.render import Report, results, write
 from maxsep.lab.report.rows import Setting, settings_of, tidy
 from maxsep.lab.report.runs import Collection, collect
-from maxsep.lab.report.sections import Section
-from maxsep.lab.report.statistics import Difference, plural
+from maxsep.lab.report.sections import SHOTS, Section
+from maxsep.lab.report.statistics import Difference
 from maxsep.lab.report.summary import THEOREM
 from maxsep.lab.report.tables import ACCURACY, BALANCED, ECE, Block, Cell, Row, Table, comparison_table
 from maxsep.lab.run import Run
@@ -50,23 +49,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison on one's own data says about runs that share one setting."""
+    """What a comparison on one's own data says: the runs asked for, and the finished ones, which share a setting."""
 
     specs: tuple[RunSpec, ...]
-    """The runs that were asked for."""
     collection: Collection
-    """Those of them that are finished."""
     setting: Setting
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """The finished runs."""
-        return self.collection.runs
 
     @property
     def missing(self) -> list[RunSpec]:
         """The runs that are not finished."""
-        done = {run.spec.name for run in self.runs}
+        done = {run.spec.name for run in self.collection.runs}
         return [spec for spec in self.specs if spec.name not in done]
 
     @property
@@ -111,31 +103,33 @@ class Verdict:
             elif ours and baseline and ours.mean < _BEHIND * baseline.mean:
                 told.append(f"{name} is under-trained: {100 * ours.mean:.1f} %, linear {100 * baseline.mean:.1f} %.")
         told += ["Train longer or lower the learning rate before you compare."] if told else []
-        tests = self.runs[0].metrics["num_test"]
-        few = f"There are {plural(tests, 'test image')}: one of them is {100 / tests:.1f} points."
-        return [*told, few] if tests < _FEW_TEST else told
+        few = f"There are {self.num_test} test images: one of them is {100 / self.num_test:.1f} points."
+        return [*told, few] if self.num_test < _FEW_TEST else told
+
+    @property
+    def num_test(self) -> int:
+        """The number of test images."""
+        return int(self.collection.runs[0].metrics["num_test"])
 
     @property
     def header(self) -> list[str]:
         """What was compared."""
         spec, counts = self.specs[0], self.setting.counts
-        test = f"{plural(self.runs[0].metrics['num_test'], 'test image')} ({_test_images(spec)})"
+        test = f"{self.num_test:,} test images ({Dataset.parse(spec.dataset).test_description})"
         tail = "" if spec.imbalance == 1 else f", imbalance {spec.imbalance:g}"
-        augmentation = "no augmentation" if spec.augmentation == "none" else spec.augmentation
         rate = f"{spec.optimiser} at {spec.learning_rate:g}, batches of {spec.batch_size}"
         return [
             f"{names.dataset_label(spec.dataset)}: {sum(counts):,} training images of {len(counts)} classes, {test}.",
-            f"{names.network_label(spec.network)}, {spec.epochs} epochs of {rate}, {augmentation}{tail}.",
+            f"{names.network_label(spec.network)}, {spec.epochs} epochs of {rate}, {spec.augmentation}{tail}.",
             "Accuracy after the last epoch; nothing was chosen on the test images.",
         ]
 
     @property
     def table(self) -> Table:
         """Every method with its differences."""
-        unequal = is_unequal(self.setting.counts)
-        measures = (ACCURACY, *([BALANCED] if unequal else []), ECE)
-        caption = f"{group_sizes(self.setting.counts).capitalize()}." if unequal else ""
-        return comparison_table("comparison", "Methods", [Block("", self.setting, measures, unequal)], caption)
+        unequal = self.setting.is_tailed
+        block = Block("", self.setting, (ACCURACY, *([BALANCED] if unequal else []), ECE), unequal)
+        return comparison_table("comparison", "Methods", [block], SHOTS if unequal else "")
 
     def show(self, console: Any) -> None:
         """Print header, table, one line for each comparison, warnings and missing runs with a rich console."""
@@ -150,17 +144,15 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; accuracies and differences are fractions."""
-        spec = self.specs[0]
         drop = ("setting", "subset", "counted", "paper", "to_paper", "reached")
         methods = zip(self.setting.methods, results(self.setting), strict=True)
         return {
             "headline": self.headline,
-            "data": spec.dataset,
+            "data": self.specs[0].dataset,
             "class_counts": self.setting.counts,
             "num_train": sum(self.setting.counts),
-            "num_test": self.runs[0].metrics["num_test"],
-            "test_images": _test_images(spec),
-            "setting": spec.replace(head="plain", radius=1.0, loss="cross_entropy", loss_options=(), seed=0).to_dict(),
+            "num_test": self.num_test,
+            "setting": self.setting.spec.to_dict(),
             "seeds": sorted({spec.seed for spec in self.specs}),
             "methods": [
                 {"label": self.setting.name(method)} | {key: found[key] for key in found if key not in drop}
@@ -214,26 +206,16 @@ def write_page(
 ) -> Path:
     """Write the page of a comparison: verdict, table, confusion matrix, most confident mistakes, classes, curves.
 
-    Args:
-        found: The verdict.
-        out: The folder to write to.
-        commands: The command lines that trained the runs.
-        data_root: Folder of the datasets, to evaluate the test images again.
+    The test images are read again from `data_root`.
     """
     setting = found.setting
     table = Section("comparison", "Methods", tuple(found.header), (found.table,), after=tuple(found.warnings))
     parts = [table, _mistakes(setting, data_root), _classes(setting), sections.class_gains([setting])]
-    parts.append(sections.curves([setting]))
+    shown = tuple(part for part in (*parts, sections.curves([setting])) if part is not None)
     theorem = [THEOREM] if all(spec.optimiser == "sgd" for spec in found.specs) else []
     sentences = (*(comparison.text for comparison in found.comparisons), *theorem)
-    shown, rows = tuple(part for part in parts if part is not None), tuple(setting.rows)
-    data = found.to_dict()
-    report = Report(TITLE, found.headline, sentences, shown, rows, found.collection, tuple(commands), data)
-    return write(report, out)
-
-
-def _test_images(spec: RunSpec) -> str:
-    return Dataset.parse(spec.dataset).test_description
+    rows, data = tuple(setting.rows), found.to_dict()
+    return write(Report(TITLE, found.headline, sentences, shown, rows, found.collection, tuple(commands), data), out)
 
 
 def _main_methods(setting: Setting) -> list[Method]:
@@ -256,9 +238,8 @@ def _classes(setting: Setting) -> Section | None:
         for k in sorted(range(len(classes)), key=lambda k: columns[-1][k])[:_MOST_CLASSES]
     ]
     headings = ("class", "training images", *(f"{setting.name(method)}, %" for method in methods))
-    table = Table("class-accuracy", "Classes", headings, tuple(rows))
     text = f"Test accuracy of each class, mean over seeds, lowest first (at most {_MOST_CLASSES})."
-    return Section("class-accuracy", "Classes", (text,), (table,))
+    return Section("class-accuracy", "Classes", (text,), (Table("class-accuracy", "Classes", headings, tuple(rows)),))
 
 
 def _mistakes(setting: Setting, data_root: str | Path | None) -> Section:

@@ -7,27 +7,9 @@ from typing import Any
 
 from maxsep.lab.estimate import format_seconds
 from maxsep.lab.report import names
-from maxsep.lab.report.controls import HEADS
 from maxsep.lab.report.runs import Collection
 from maxsep.lab.run import Run
 
-_HEADS = {
-    "plain": ("linear", "A linear layer from the features to the classes: the usual head."),
-    "maxsep": ("maxsep", "A linear layer to C \N{MINUS SIGN} 1 outputs, then the fixed matrix: logits = radius · Pᵀx."),
-    "control": ("control", "A linear layer times radius · sqrt(C/(C \N{MINUS SIGN} 1)), started centred: under SGD it "
-                "trains as maxsep does."),
-    "scaled": ("linear \N{MULTIPLICATION SIGN} r, not centred", "A linear head times the radius: the control where no "
-               "exact one was run. At radius 1 it is the linear head."),
-    "learnable_matrix": ("learnable matrix", "The matrix as the starting point of a trained one."),
-    "extra_layer": ("extra layer", "One more trained layer with a random start in place of the matrix."),
-    "etf": ("fixed simplex (ETF)", "The matrix directly on the features, with no trained layer between."),
-    "hpn": ("optimised prototypes", "Class vectors separated by gradient descent before training (Mettes et al., "
-            "Hyperspherical Prototype Networks, NeurIPS 2019)."),
-    "cosine": ("cosine", "Logits are cosines with trained vectors: LDAM's head, and the baseline of those below."),
-    "cosine_maxsep": ("maxsep after cosines", "The matrix behind a cosine layer; its control is cosine."),
-    "maxsep_cosine": ("cosines with maxsep's columns", "Its control is centred cosine."),
-    "centred_cosine": ("centred cosine", "A linear head with centred and normalised logits."),
-}  # fmt: skip
 _WORDS = (
     ("radius", "The length of the class vectors, \N{GREEK SMALL LETTER RHO} in the paper."),
     ("imbalance", "Size of the smallest class over that of the largest; the test set stays as it is."),
@@ -41,7 +23,7 @@ _WORDS = (
 def definitions(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
     """Explain the heads that are on the page, and the words of its tables."""
     here = {run.spec.head for run in runs}
-    return (*(entry for head, entry in _HEADS.items() if head in here), *_WORDS)
+    return (*((label.format(radius="r"), text) for head, (label, text) in names.HEADS.items() if head in here), *_WORDS)
 
 
 def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
@@ -49,14 +31,12 @@ def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
     runs = collection.runs
     seconds = sum(run.result.get("seconds") or 0.0 for run in runs)
     failed = sum(problem.folder.suffix != ".json" for problem in collection.problems)
-    heads = [head for head in HEADS if head in {run.spec.head for run in runs}]
     seeds = sorted({run.spec.seed for run in runs})
     return (
         ("finished runs", f"{len(runs):,}"),
         *([("folders without a result", f"{failed}")] if failed else []),
         ("datasets", _list(names.dataset_label(run.spec.dataset) for run in runs)),
         ("networks", _list(names.network_label(run.spec.network) for run in runs)),
-        ("heads", _list(_HEADS.get(head, (head.replace("_", " "),))[0] for head in heads)),
         ("seeds", ", ".join(map(str, seeds)) if len(seeds) < 8 else f"{len(seeds)}"),
         ("training time", format_seconds(seconds)),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from maxsep.analysis import accuracy_by_shot
 from maxsep.lab.recipes import paper
 from maxsep.lab.report import names
-from maxsep.lab.report.classes import accuracy_by_group, class_counts, is_unequal
 from maxsep.lab.report.controls import MATRIX_HEADS, USUAL, Method, several_losses
 from maxsep.lab.report.runs import Collection
 from maxsep.lab.report.statistics import Difference, Summary
@@ -18,6 +20,10 @@ from maxsep.lab.spec import ORDERED, RunSpec
 
 FIRST_SEED = 123
 """Long-tailed protocols draw the subset of every seed with `subset_seed = seed - FIRST_SEED`."""
+UNEQUAL = 1.5
+"""Classes are unequal if the largest has more than this many times the training images of the smallest."""
+MANY, FEW = 100, 20
+"""Bounds of the groups of Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019."""
 LOWER_IS_BETTER = ("fpr95", "angular_fisher", "ece", "loss")
 _FIELDS = (
     *("dataset", "network", "imbalance", "head", "radius", "head_options", "loss", "loss_options", "augmentation"),
@@ -74,12 +80,12 @@ class Setting:
     def counts(self) -> list[int]:
         """The training images of every class, by the first run that has recorded them."""
         runs = (run for runs in self.runs.values() for run in runs.values())
-        return next((counts for run in runs if (counts := class_counts(run.metrics))), [])
+        return next((counts for run in runs if (counts := run.metrics.get("class_counts"))), [])
 
     @property
     def is_tailed(self) -> bool:
         """Whether some classes are rare."""
-        return self.spec.imbalance < 1 or is_unequal(self.counts)
+        return self.spec.imbalance < 1 or max(self.counts, default=0) > UNEQUAL * min(self.counts, default=0)
 
     @property
     def title(self) -> str:
@@ -89,10 +95,9 @@ class Setting:
     @property
     def balance(self) -> str:
         """The imbalance in words, with what sets it apart from settings like it."""
-        words, counts = f"imbalance {self.spec.imbalance:g}", self.counts
-        if self.spec.imbalance == 1:
-            unequal = f"unequal, {max(counts, default=0):,} to {min(counts, default=0):,} images a class"
-            words = unequal if is_unequal(counts) else "balanced"
+        words = f"imbalance {self.spec.imbalance:g}" if self.spec.imbalance < 1 else "balanced"
+        if self.spec.imbalance == 1 and self.is_tailed:
+            words = f"unequal, {max(self.counts):,} to {min(self.counts):,} images a class"
         return " · ".join(filter(None, (words, self.distinction, self.subset)))
 
     def name(self, method: Method) -> str:
@@ -152,17 +157,28 @@ def tidy(collection: Collection) -> list[Row]:
     rows = []
     for run in collection.runs:
         method, repetition = Method.of(run.spec), (run.spec.seed, (names.open_set(run.spec.dataset) or ("", 0))[1])
-        numbers = collection.values[run.spec.name] | accuracy_by_group(run.metrics)
+        numbers = collection.values[run.spec.name] | _by_frequency(run.metrics)
         rows += [Row(run, method, repetition, metric, value) for metric, value in numbers.items()]
     return rows
+
+
+def _by_frequency(metrics: dict[str, Any]) -> dict[str, float]:
+    """The mean accuracy of the classes with many, a medium number of, and few training images."""
+    per_class, counts = metrics.get("per_class") or [], metrics.get("class_counts") or []
+    if not counts or len(per_class) != len(counts):
+        return {}
+    known = [math.nan if accuracy is None else accuracy for accuracy in per_class]
+    return {k: v for k, v in accuracy_by_shot(known, counts, many=MANY, few=FEW).items() if v is not None}
 
 
 def settings_of(rows: Sequence[Row]) -> list[Setting]:
     """Group rows into settings, in the order of dataset, network and falling balance."""
     groups: dict[RunSpec, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.run.spec.data_order):  # of two orders of full data the official wins
-        groups.setdefault(_base(row.run.spec), []).append(row)
-    found = [Setting(base, part, subset) for base, rows in groups.items() for subset, part in _by_subset(rows).items()]
+        base = _base(row.run.spec)
+        groups.setdefault(base.replace(learning_rate=1.0) if base.optimiser == "adamw" else base, []).append(row)
+    parts = [part for base, group in groups.items() for part in _by_rate(base, group)]
+    found = [Setting(base, rows, subset) for base, part in parts for subset, rows in _by_subset(part).items()]
     alike: dict[object, list[Setting]] = {}
     for setting in found:
         alike.setdefault((setting.title, setting.spec.imbalance, setting.spec.validation > 0), []).append(setting)
@@ -199,9 +215,21 @@ def _base(spec: RunSpec) -> RunSpec:
     split = names.open_set(spec.dataset)
     return spec.replace(
         dataset=f"osr_{split[0]}_0" if split else spec.dataset, head="plain", radius=1.0, head_options=(),
-        loss="cross_entropy", loss_options=(), seed=0, subset_seed=0,
+        class_order=None, loss="cross_entropy", loss_options=(), seed=0, subset_seed=0,
         data_order=spec.data_order if spec.imbalance < 1 else "",
     )  # fmt: skip
+
+
+def _by_rate(base: RunSpec, rows: Sequence[Row]) -> list[tuple[RunSpec, list[Row]]]:
+    """Keep rates apart if a method was run with several; under AdamW methods may have been given one each."""
+    rates: dict[object, set[float]] = {}
+    for row in rows:
+        rates.setdefault((row.method, row.repetition), set()).add(row.run.spec.learning_rate)
+    found = sorted(set.union(*rates.values()))
+    if max(map(len, rates.values())) == 1:
+        return [(base.replace(learning_rate=found[0]), list(rows))]
+    kept = ((rate, [row for row in rows if row.run.spec.learning_rate == rate]) for rate in found)
+    return [(base.replace(learning_rate=rate), part) for rate, part in kept]
 
 
 def _by_subset(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
+from typing import Any
 
 from maxsep.lab.recipes import paper
 from maxsep.lab.report import figures, names, summary
-from maxsep.lab.report.classes import FEW, MANY
 from maxsep.lab.report.controls import Method
-from maxsep.lab.report.rows import Setting
+from maxsep.lab.report.rows import FEW, MANY, Setting
 from maxsep.lab.report.svg import Figure
 from maxsep.lab.report.tables import ACCURACY, BALANCED, BEST, ECE, FISHER, TOP5, Block, Cell, Measure, Row, Table
 from maxsep.lab.report.tables import comparison_table as compare
@@ -23,8 +23,7 @@ ONCE = (
     "difference larger than 1 point: it lies within ±1. Too few seeds: neither. About one interval in twenty excludes "
     "0 by chance."
 )
-_SHOTS = f"Many, medium, few: classes with more than {MANY}, {FEW} to {MANY}, and fewer than {FEW} training images."
-_PAPER_RADIUS = {"resnet34": 0.1}
+SHOTS = f"Many, medium, few: classes with more than {MANY}, {FEW} to {MANY}, and fewer than {FEW} training images."
 _MOST_FIGURES = 8
 _SETS = {"svhn": "SVHN", "places": "Places", "cifar10": "CIFAR-10"}
 _KINDS = {
@@ -45,7 +44,7 @@ _KINDS = {
         "differ in one part, their difference is the worth of that part. Weight decay and mixup were chosen on "
         "held-out data. Published numbers use other draws of the subset, mostly one seed.",
     ),
-    "other": ("Accuracy in other settings", ""),
+    "other": ("Accuracy in other settings",),
 }
 
 
@@ -62,15 +61,15 @@ class Section:
 
 
 def build(settings: Sequence[Setting]) -> list[Section]:
-    """Build all sections of a report in their order."""
+    """Build all sections of a report in their order, each only if there are runs for it."""
     test = [setting for setting in settings if setting.spec.validation == 0]
-    closed = [setting for setting in test if names.open_set(setting.spec.dataset) is None]
+    closed = [setting for setting in test if setting.unit == "seed"]
     found = (
         overview(test),
         *(accuracy(kind, [s for s in closed if kind_of(s) == kind]) for kind in _KINDS),
         held_out([setting for setting in settings if setting.spec.validation > 0]),
         outliers(closed),
-        open_set([setting for setting in test if names.open_set(setting.spec.dataset)]),
+        open_set([setting for setting in test if setting.unit == "split"]),
         features(test),
         class_gains(closed),
         curves(closed),
@@ -88,50 +87,48 @@ def overview(settings: Sequence[Setting]) -> Section | None:
 
 
 def kind_of(setting: Setting) -> str:
-    """The section whose table shows a setting: that of the paper's number, or of long tails beyond the paper."""
+    """The section whose table shows a setting: that of the paper's number, or of recipes for long tails."""
     tables = {cell.table for method in setting.methods for cell in setting.cells(method)}
     if tables & {"Table 1", "Optimised prototypes"}:
         return "table1"
     if "LDAM and MiSLAS" in tables or setting.spec.start_from is not None:
         return "long-tail"
-    spec = setting.spec
-    strong = spec.imbalance < 1 and spec.dataset.startswith("cifar") and spec.network.startswith("resnet")
-    return "strong" if strong else "other"
+    adjusted = any(method.loss == "logit_adjusted" for method in setting.methods)
+    return "strong" if adjusted and setting.spec.imbalance < 1 and setting.spec.optimiser == "sgd" else "other"
 
 
 def accuracy(kind: str, settings: Sequence[Setting]) -> Section | None:
     """Compare accuracies: one table for each dataset and network, a block of rows for each setting."""
     if not settings:
         return None
-    title, text = _KINDS[kind]
+    title, *text = _KINDS[kind]
     tables = []
     for number, (name, group) in enumerate(groupby(settings, key=lambda setting: setting.title), 1):
         shown = list(group)
         measures = [ACCURACY, *([BALANCED] if any(map(_has_unequal_test, shown)) else []), BEST, ECE]
         measures += [TOP5] if shown[0].spec.dataset.startswith("imagenet") else []
         tailed = any(setting.is_tailed for setting in shown)
-        blocks = [Block(_label(setting, kind), setting, tuple(measures), tailed) for setting in shown]
-        extra = _published(shown[0]) if kind == "strong" else []
-        tables.append(compare(f"{kind}-{number}", name, blocks, extra=extra))
-    shots = (_SHOTS,) if any(setting.is_tailed for setting in settings) else ()
-    fisher = _fisher(settings) if kind == "table1" else []
+        blocks = []
+        for setting in shown:
+            best = paper.best_of_table1(setting.spec) if kind == "strong" else None
+            label = setting.balance + ("" if best is None else f" · the paper's best {best.value:.2f}")
+            blocks.append(Block(label, setting, tuple(measures), tailed))
+        tables.append(compare(f"{kind}-{number}", name, blocks, extra=_published(shown[0]) if kind == "strong" else []))
+    text += [SHOTS] if any(setting.is_tailed for setting in settings) else []
     after = [*summary.retrained(settings), *(_cause(settings) if kind == "table1" else [])]
-    return Section(kind, title, (*filter(None, [text]), *shots), (*tables, *fisher), (), tuple(after))
-
-
-def _label(setting: Setting, kind: str) -> str:
-    best = paper.best_of_table1(setting.spec) if kind == "strong" else None
-    return setting.balance + ("" if best is None else f" · the paper's best {best.value:.2f}")
+    tables += _fisher(settings) if kind == "table1" else []
+    return Section(kind, title, tuple(text), tuple(tables), (), tuple(after))
 
 
 def _published(setting: Setting) -> list[Row]:
     spec = setting.spec
-    rows = []
+    rows: list[Row] = []
     for number in paper.published(spec.dataset, spec.network, spec.imbalance):
         augmentation = "crop and flip" if number.note == "crop_flip" else "AutoAugment and cutout"
         name = Cell(f"published: {number.method}", f"{number.table}, {augmentation}", "muted")
-        rows.append(Row((name, Cell(f"{number.value:.1f}", value=number.value))))
-    return [replace(rows[0], group=f"imbalance {spec.imbalance:g} · published"), *rows[1:]] if rows else []
+        group = "" if rows else f"imbalance {spec.imbalance:g} · published"
+        rows.append(Row((name, Cell(f"{number.value:.1f}", value=number.value)), group))
+    return rows
 
 
 def _fisher(settings: Sequence[Setting]) -> list[Table]:
@@ -168,24 +165,23 @@ def outliers(settings: Sequence[Setting]) -> Section | None:
     """Compare detectors of outliers: a table for each set, a block of rows for each score."""
     tables: list[Table] = []
     drawn: list[Figure] = []
-    headings = {"auroc": "AUROC, %", "fpr95": "FPR95, %", "aupr": "AUPR, %"}
     for setting in settings:
-        sets = {
-            name: found for run in _runs(setting) for name, found in (run.detection or {"sets": {}})["sets"].items()
-        }
-        for name, content in sets.items():
+        runs = [run for runs in setting.runs.values() for run in runs.values()]
+        for name, content in {n: found for run in runs for n, found in _sets(run).items()}.items():
             blocks = [
-                Block(label, setting, tuple(Measure(f"{name} {score} {m}", h) for m, h in headings.items()))
+                Block(label, setting, _measures(name, score, ("auroc", "fpr95", "aupr")))
                 for score, label in names.SCORES.items()
                 if any(setting.values(method, f"{name} {score} auroc") for method in setting.methods)
             ]
-            title = " · ".join(filter(None, (f"{setting.title} against {_SETS.get(name, name)}", setting.distinction)))
+            title = f"{setting.title} against {_SETS.get(name, name)}"
+            title += f" · {setting.distinction}" * bool(setting.distinction)
             draws = next(iter(content["scores"].values())).get("draws")
             means = f"{draws['repeats']} draws of {draws['size']:,} of" if draws else "all"
             caption = f"Outliers: {content['origin']}. Means over {means} {content['count']:,} images."
             tables.append(compare(f"ood-{len(tables) + 1}", title, blocks, caption))
-            if shapes := _histograms(setting, name):
-                drawn.append(figures.energy_figure(f"energy-{len(tables)}", title, shapes))
+            pair = _one_seed(setting, (Method("plain"), main_method(setting))).items()
+            shapes = {setting.name(m): _sets(r)[name]["histograms"]["energy"] for m, r in pair if name in _sets(r)}
+            drawn += [figures.energy_figure(f"energy-{len(tables)}", title, shapes)] if shapes else []
     text = (
         "How well a trained network separates its test images from images of no known class. In-distribution images "
         "are positive; FPR95 is the share of outliers accepted at the recall closest to 95 %. Differences: AUROC.",
@@ -195,40 +191,31 @@ def outliers(settings: Sequence[Setting]) -> Section | None:
     return Section("ood", "Out-of-distribution detection", text, tuple(tables), tuple(drawn)) if tables else None
 
 
-def _runs(setting: Setting) -> Iterator[Run]:
-    return (run for runs in setting.runs.values() for run in runs.values())
+def _sets(run: Run) -> dict[str, dict[str, Any]]:
+    return dict((run.detection or {"sets": {}})["sets"])
 
 
-def _histograms(setting: Setting, name: str) -> dict[str, dict[str, object]]:
-    """The energies of one seed, the lowest that the linear head and the matrix share."""
-    shapes = {}
-    for method, run in _one_seed(setting, (Method("plain"), main_method(setting))).items():
-        content = (run.detection or {"sets": {}})["sets"].get(name, {})
-        if "energy" in content.get("histograms", {}):
-            shapes[setting.name(method)] = content["histograms"]["energy"]
-    return shapes
+def _measures(outliers: str, score: str, metrics: Sequence[str]) -> tuple[Measure, ...]:
+    return tuple(Measure(f"{outliers} {score} {metric}", f"{metric.upper()}, %") for metric in metrics)
 
 
 def open_set(settings: Sequence[Setting]) -> Section | None:
     """Compare AUROC on unknown classes: a block of rows for each benchmark, set of unknown classes and score."""
     blocks = []
     for setting in settings:
-        sets = dict.fromkeys(row.metric.split()[0] for row in setting.rows if row.metric.endswith(" auroc"))
         splits = ", ".join(map(str, sorted({split for runs in setting.runs.values() for _, split in runs})))
-        for outliers in sets:
-            where = names.dataset_label(setting.spec.dataset) if outliers == "unknown" else outliers.upper()
+        for unknown in dict.fromkeys(row.metric.split()[0] for row in setting.rows if row.metric.endswith(" auroc")):
+            where = names.dataset_label(setting.spec.dataset) if unknown == "unknown" else unknown.upper()
             for score in ("max_softmax", "max_logit"):
                 parts = (where, names.SCORES[score], f"split {splits} of 0 to 4", setting.distinction)
-                auroc, oscr = (Measure(f"{outliers} {score} {m}", f"{m.upper()}, %") for m in ("auroc", "oscr"))
-                blocks.append(Block(" · ".join(filter(None, parts)), setting, (auroc, oscr, ACCURACY)))
+                measures = (*_measures(unknown, score, ("auroc", "oscr")), ACCURACY)
+                blocks.append(Block(" · ".join(filter(None, parts)), setting, measures))
     text = (
         "A few classes are trained on, and test images of other classes are to be recognised as unknown. The paper's "
-        "numbers are means over five splits of the classes. Two splits of each benchmark have the same known classes.",
+        "numbers are means over five splits of the classes. Two splits of each benchmark have the same known classes."
     )
-    if not blocks:
-        return None
-    table = compare("open-set", "Open-set recognition", blocks, "Accuracy is that on the known classes.")
-    return Section("open-set", "Open-set recognition", text, (table,))
+    title, caption = "Open-set recognition", "Accuracy is that on the known classes."
+    return Section("open-set", title, (text,), (compare("open-set", title, blocks, caption),)) if blocks else None
 
 
 def features(settings: Sequence[Setting]) -> Section | None:
@@ -242,21 +229,21 @@ def features(settings: Sequence[Setting]) -> Section | None:
                     runs.setdefault(setting.name(method), run)
     if not runs:
         return None
-    drawn = [figures.features_figure({label: run.features or {} for label, run in runs.items()})]
     logs = {label: (run.spec.head, run.history) for label, run in runs.items()}
     logs = {label: log for label, log in logs.items() if any("norm_unknown" in line for line in log[1])}
+    drawn = [figures.features_figure({label: run.features or {} for label, run in runs.items()})]
     drawn += [figures.norms_figure(logs)] if logs else []
     text = (
         "A network whose last features are two numbers. The paper says that features of unknown classes become shorter "
-        "than those of known ones; they do with the linear head, too.",
+        "than those of known ones; they do with the linear head, too."
     )
-    return Section("features", "Features in the plane", text, figures=tuple(drawn))
+    return Section("features", "Features in the plane", (text,), (), tuple(drawn))
 
 
 def main_method(setting: Setting) -> Method | None:
     """The matrix at the radius of the paper, or else the largest one: never the best on test data."""
     found = [method for method in setting.methods if method.head == "maxsep"]
-    wanted = _PAPER_RADIUS.get(setting.spec.network, 1.0)
+    wanted = 0.1 if setting.spec.network == "resnet34" else 1.0
     return next((method for method in found if method.radius == wanted), found[0] if found else None)
 
 
@@ -286,23 +273,20 @@ def class_gains(settings: Sequence[Setting]) -> Section | None:
 def _class_gains(setting: Setting, method: Method, num_classes: int) -> list[float]:
     """The mean gain of each class over the baseline; empty if no common run has recorded its classes."""
     ours, theirs = setting.runs[method], setting.runs.get(method.baseline, {})
-    rows = []
-    for key in ours.keys() & theirs.keys():
-        pair = [run.metrics.get("per_class") or [] for run in (ours[key], theirs[key])]
-        if all(len(values) == num_classes and None not in values for values in pair):
-            rows.append([a - b for a, b in zip(*pair, strict=True)])
-    return [fmean(column) for column in zip(*rows, strict=True)]
+    pairs = [
+        (ours[key].metrics.get("per_class"), theirs[key].metrics.get("per_class")) for key in ours if key in theirs
+    ]
+    known = [(a, b) for a, b in pairs if a and b and len(a) == len(b) == num_classes and None not in (*a, *b)]
+    return [fmean(a[k] - b[k] for a, b in known) for k in range(num_classes)] if known else []
 
 
 def curves(settings: Sequence[Setting]) -> Section | None:
     """Draw training curves of one seed: for each dataset and network the setting with most methods to compare."""
     drawn: list[Figure] = []
     for _, group in groupby(settings, key=lambda setting: setting.title):
-        choices = [(setting, _one_seed(setting, _drawn(setting))) for setting in group]
-        setting, runs = max(choices, key=lambda choice: len(choice[1]))
-        if runs:
-            logs = {setting.name(method): (method.head, run.history) for method, run in runs.items()}
-            drawn += figures.curve_figures(f"{len(drawn)}", f"{setting.title}, {setting.balance}", logs)
+        setting, runs = max(((s, _one_seed(s, _drawn(s))) for s in group), key=lambda choice: len(choice[1]))
+        logs = {setting.name(method): (method.head, run.history) for method, run in runs.items()}
+        drawn += figures.curve_figures(f"{len(drawn)}", f"{setting.title}, {setting.balance}", logs)
     text = ("One seed for each method, the lowest that all of them share.",)
     return Section("curves", "Training curves", text, (), tuple(drawn[:_MOST_FIGURES])) if drawn else None
 
