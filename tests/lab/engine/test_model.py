@@ -71,6 +71,18 @@ def test_a_head_may_start_centred_and_scaled():
         torch.testing.assert_close(after, (before - before.mean(0)) * 0.1)
 
 
+def test_rate_decay_and_start_of_a_plain_head_make_the_control(tmp_path):
+    """With k = radius^2 C / (C - 1), V = sqrt(k) W follows W's path at k times the rate and 1/k times the decay."""
+    k = 0.1**2 * 10 / 9
+    shared = RunSpec(epochs=3, batch_size=128, max_train=400, precision="64-true", nesterov=True)
+    control = shared.replace(head="control", radius=0.1)
+    plain = shared.replace(head="plain", head_rate=k, head_decay=1 / k, head_start=k**0.5)
+    ours, theirs = (Run(run(tmp_path, spec)).weights() for spec in (control, plain))
+    for name in ("head.weight", "head.bias", "layers.1.weight"):
+        scale = k**0.5 if name.startswith("head.") else 1.0
+        torch.testing.assert_close(ours[name] * scale, theirs[name], rtol=0, atol=1e-8)  # starts are float32
+
+
 def test_the_order_of_classes_reaches_the_head():
     counts = [3, 50, 7]
     head = build_model(RunSpec(class_order="frequency"), (1, 8, 8), 3, counts).head
