@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsep.lab.data import long_tail_counts
-from maxsep.lab.engine import losses, train
-from maxsep.lab.run import Run
+from maxsep.lab.engine import losses
 from maxsep.lab.spec import RunSpec, options
 from maxsep.losses import BalancedSoftmaxLoss, LabelAwareSmoothingLoss, LDAMLoss, LogitAdjustedLoss
 
@@ -39,17 +38,13 @@ def test_cross_entropy_and_squared_cosine():
 
 
 @pytest.mark.parametrize("name", LONG_TAIL)
-def test_losses_for_long_tails_take_class_counts_and_options(name, tmp_path):
+def test_losses_for_long_tails_take_class_counts_and_options(name):
     for values, expected in LONG_TAIL[name]:
         loss = build(name, **values)
         assert type(loss) is type(expected)
         assert torch.equal(loss(LOGITS, TARGET), expected(LOGITS, TARGET))
     with pytest.raises(ValueError, match="class_counts"):
         build(name, (50, 0))
-    head = "cosine" if name == "ldam" else "maxsep"
-    spec = RunSpec(imbalance=0.1, head=head, loss=name, epochs=1, max_train=200, max_test=100, batch_size=64)
-    metrics = Run(train(spec, runs=tmp_path, progress=False)).metrics
-    assert math.isfinite(metrics["train_loss"] + metrics["loss"])
 
 
 @pytest.mark.parametrize("loss", losses.loss_names())

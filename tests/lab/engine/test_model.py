@@ -42,21 +42,6 @@ def test_the_networks_rules_for_the_bias_hold_for_every_head(head):
     assert found or head != "maxsep"
 
 
-@pytest.mark.parametrize(
-    ("network", "head", "classes", "features", "size"),
-    [
-        *(("vgg32", "plain", 6, 128, 999_872), ("vgg32", "scaled", 6, 128, 999_872)),
-        *(("vgg32", "maxsep", 6, 128, 999_744), ("vgg32", "plain", 4, 128, 999_616)),
-        *(("vgg32", "maxsep", 4, 128, 999_488), ("vgg32", "maxsep", 6, 2, 853_710), ("vgg32", "maxsep", 4, 2, 853_706)),
-        *(("wrn40_2", "plain", 100, None, 2_255_156), ("wrn40_2", "maxsep", 100, None, 2_255_027)),
-    ],
-)
-def test_networks_with_their_heads_have_the_protocols_size(network, head, classes, features, size):
-    chosen = options() if features is None else options(feature_size=features)
-    model = build_model(RunSpec(network=network, head=head, network_options=chosen), (3, 32, 32), classes)
-    assert sum(parameter.numel() for parameter in model.parameters()) == size
-
-
 def test_the_control_is_built_by_name_and_starts_centred():
     head = build_model(RunSpec(head="control", radius=0.1), (1, 8, 8), 10).head
     assert isinstance(head, heads.ControlHead)
