@@ -3,8 +3,10 @@
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
-from maxsep.lab.data import Dataset, ImageSet, Splits, fingerprints_differ, folder, list_once, normalisation, prepare
+from maxsep.cli.app import app
+from maxsep.lab.data import Dataset, ImageSet, Splits, fingerprints_differ, folder, normalisation, prepare
 from maxsep.lab.spec import RunSpec
 
 
@@ -122,11 +124,14 @@ def test_where_test_images_come_from(tmp_path):
     assert "fifth" in flat.test_description
 
 
-def test_a_folder_is_decoded_once_for_many_runs(pictures, calls):
-    specs = [RunSpec(dataset="folder:my/pictures?size=8", seed=seed) for seed in range(3)]
-    first, *others = (prepare(spec) for spec in specs)
-    assert calls["decode"] == 1
-    assert all(other.train.images is first.train.images for other in others)
+def test_train_lists_and_decodes_a_folder_once_and_a_grid_decodes_it_once(pictures, calls):
+    line = ["train", "--dataset", "my/pictures?size=8", "--network", "mlp", "--epochs", "1", "--device", "cpu"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    assert calls == {"_list_split": 1, "decode": 1}
+    first, second = (prepare(RunSpec(dataset="folder:my/pictures?size=8", seed=seed)) for seed in range(2))
+    assert first.train.images is second.train.images
+    assert calls == {"_list_split": 3, "decode": 1}, "a run looks whether files have changed"
 
 
 @pytest.mark.parametrize("change", ["new", "other size", "other pixels"])
@@ -142,17 +147,6 @@ def test_a_changed_folder_is_read_again(pictures, calls, change):
     assert calls["decode"] == 2
     # the fingerprint does not see other pixels in as many bytes, but the time of the change does
     assert (before.fingerprint == after.fingerprint) == (change == "other pixels")
-
-
-def test_a_folder_is_listed_once_in_a_block(pictures, calls):
-    with list_once():
-        dataset = Dataset.find("my/pictures", size=8)
-        dataset.train_counts()
-        dataset.fingerprint()
-        prepare(RunSpec(dataset=dataset.name))
-        assert calls["_list_split"] == 1
-    prepare(RunSpec(dataset=dataset.name))
-    assert calls == {"_list_split": 2, "decode": 1}
 
 
 def test_only_the_last_dataset_is_kept(tmp_path, write_cifar):

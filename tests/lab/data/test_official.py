@@ -89,7 +89,6 @@ def hostile(marker):
     command = f"touch {marker}"
     yield from (pickle.dumps(Evil(os.system, command), protocol=protocol) for protocol in range(6))
     yield pickle.dumps({"data": np.zeros(4, np.uint8), "x": Evil(eval, f"open({str(marker)!r}, 'w')")}, protocol=2)
-    yield pickle.dumps(Evil(getattr, [], "append"), protocol=2)
     yield pickle.dumps(np.array([Evil(os.system, command)], dtype=object), protocol=2)
     yield f"(S'{command}'\nios\nsystem\n.".encode()  # INST
     yield f"(cos\nsystem\nS'{command}'\no.".encode()  # OBJ

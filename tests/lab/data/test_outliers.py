@@ -1,5 +1,7 @@
 """Outliers by name: the right images, and what they are called."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -97,16 +99,8 @@ def test_what_a_user_types(root, monkeypatch):
                 ask(typo)
     with pytest.raises(ValueError, match=r"my/photos"):
         name_outliers("my/photos", root)
-
-
-@pytest.mark.parametrize(
-    ("name", "like"), [("svhn", "svhn"), ("unknown", "cifar10"), ("cifar+10", "osr_svhn_0"), ("folder:", "cifar10")]
-)
-def test_names_that_mean_nothing(name, like):
-    with pytest.raises(ValueError, match=rf"{name.replace('+', '.')}"):
-        load_outliers(name, "nowhere", like=like)
-
-
-def test_images_of_another_size(root):
+    for name, like in (("svhn", "svhn"), ("unknown", "cifar10"), ("cifar+10", "osr_svhn_0"), ("folder:", "cifar10")):
+        with pytest.raises(ValueError, match=re.escape(name)):
+            load_outliers(name, "nowhere", like=like)
     with pytest.raises(ValueError, match=r"\(32, 32\).*\(8, 8\)"):
         load_outliers("svhn", root, like="digits", shape=(1, 8, 8))
