@@ -62,16 +62,11 @@ def test_names(name, source, size, path, label):
     assert (dataset.path, dataset.label) == (path, label)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", "mnist", "folder:", "cifar10?size=64", "imagenet?size=31", "imagenet_lt?size=x", "folder:a?size=2000"),
-        *("osr_cifar10_5", "osr_mnist_0", "osr_cifar+", "my/pictures"),
-    ],
-)
-def test_names_of_no_dataset(pictures, name):
-    with pytest.raises(ValueError, match=r"dataset|size"):
-        Dataset.parse(name)
+def test_names_of_no_dataset():
+    sizes = ("cifar10?size=64", "imagenet?size=31", "imagenet_lt?size=x", "folder:a?size=2000")
+    for name in ("", "mnist", "folder:", "osr_cifar10_5", "osr_mnist_0", "osr_cifar+", "my/pictures", *sizes):
+        with pytest.raises(ValueError, match=r"dataset|size"):
+            Dataset.parse(name)
 
 
 def test_what_a_user_types(pictures, tmp_path):

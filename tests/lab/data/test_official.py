@@ -58,15 +58,10 @@ def test_cifar_of_python_2(tmp_path, write_cifar):
 @pytest.mark.parametrize(
     ("part", "changes"),
     [
-        ("test_batch", {"data": np.zeros((10, 3071), np.uint8)}),
-        ("test_batch", {"data": np.zeros((10, 3072))}),
-        ("test_batch", {"labels": [*range(9), 10]}),
-        ("test_batch", {"labels": [*range(9), 1.5]}),
-        ("test_batch", {"labels": [*range(8)]}),
-        ("test_batch", {"labels": [[1, 0]] * 10}),
+        *(("test_batch", {"data": array}) for array in (np.zeros((10, 3071), np.uint8), np.zeros((10, 3072)))),
+        *(("test_batch", {"labels": labels}) for labels in ([*range(9), 10], [*range(9), 1.5], [[1]] * 10, [0])),
         ("data_batch_5", {"labels": [0] * 10}),
-        ("batches.meta", {"label_names": ["a"]}),
-        ("batches.meta", {"label_names": [3] * 10}),
+        *(("batches.meta", {"label_names": names}) for names in (["a"], [3] * 10)),
     ],
 )
 def test_bad_content(tmp_path, write_cifar, part, changes):
@@ -120,24 +115,12 @@ def test_svhn_maps_ten_to_zero(tmp_path):
     data = read("svhn", tmp_path)
     assert data.train.labels[:12].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert data.test.images[7, 2, 3, 5] == pixels[3, 5, 2, 7]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"X": np.zeros((28, 28, 3, 20), np.uint8)},
-        {"X": np.zeros((32, 32, 3, 20))},
-        {"y": np.ones((19, 1), np.uint8)},
-        {"y": ["a"] * 20},
-        {"y": np.full((20, 1), 11, np.uint8)},
-        {"y": np.ones((20, 1), np.uint8)},
-    ],
-)
-def test_bad_svhn(tmp_path, changes):
-    write_svhn(tmp_path)
-    write_svhn(tmp_path, "train", **changes)
-    with pytest.raises(DataError, match="train_32x32"):
-        read("svhn", tmp_path)
+    bad_labels = (np.ones((19, 1), np.uint8), ["a"] * 20, np.full((20, 1), 11, np.uint8), np.ones((20, 1), np.uint8))
+    bad_images = (np.zeros((28, 28, 3, 20), np.uint8), np.zeros((32, 32, 3, 20)))
+    for changes in (*({"y": labels} for labels in bad_labels), *({"X": images} for images in bad_images)):
+        write_svhn(tmp_path, "train", **changes)
+        with pytest.raises(DataError, match="train_32x32"):
+            read("svhn", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_4", "svhn/test_32x32.mat"])
