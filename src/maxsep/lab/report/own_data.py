@@ -182,13 +182,9 @@ def verdict(specs: Sequence[RunSpec], runs: Sequence[Run]) -> Verdict:
 def check_data(
     runs: Sequence[Run], class_counts: Sequence[int] = (), num_test: int | None = None, files: str | None = None
 ) -> None:
-    """Raise if runs have not seen the same images, as far as counts and files tell: a folder may change between calls.
+    """Raise if runs have not seen the same images: a folder may change between calls.
 
-    Args:
-        runs: Finished runs.
-        class_counts: Training images of every class that runs would see now, if known.
-        num_test: The number of test images now, if known.
-        files: The fingerprint of the files now, for pictures that were replaced one for one.
+    The other arguments are what a run would see now, if known; `files` is the fingerprint of the pictures.
     """
     seen = {(tuple(run.metrics["class_counts"]), run.metrics["num_test"]) for run in runs}
     for counts, tests in sorted(seen)[:1]:

@@ -32,7 +32,6 @@ class Report:
     commands: tuple[str, ...]
     data: dict[str, Any]
     """Numbers for machines."""
-    once: str = ONCE
     generated: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
     @property
@@ -56,6 +55,34 @@ class Report:
             "runs": list(dict.fromkeys(row.run.spec.name for row in self.rows)),
             "environment": dict(self.provenance["environment"]),
         }
+
+    def to_markdown(self) -> str:
+        """The page as Markdown; figures are links to files."""
+        told = self.provenance
+        parts = [f"# {self.title}", f"*{self.generated}*", f"## {self.headline}", _list(self.sentences), ONCE]
+        for section in self.sections:
+            parts += [f"## {section.title}", *section.text]
+            for table in section.tables:
+                heading = "" if table.title == section.title else f"### {table.title}"
+                parts += [heading, table.to_markdown(), table.caption]
+            for figure in section.figures:
+                parts += [f"![{figure.alt}](figures/{figure.id}.svg)", figure.caption]
+            parts += section.after
+        problems = [f"`{problem.label}` ({problem.kind}): {problem.reason}" for problem in self.collection.problems]
+        parts += ["## Folders without a result", _list(problems)] if problems else []
+        facts = [f"{name}: {value}" for name, value in (*told["facts"], *told["environment"])]
+        parts += ["## Runs, machines, commands", _list([*facts, *(f"`{line}`" for line in self.commands)])]
+        parts += ["Every number of every run is in `runs.csv`.", "## Definitions"]
+        parts.append(_list([f"**{name.strip()}**: {value}" for name, value in told["definitions"]]))
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def to_html(self) -> str:
+        """The page, which needs no other file."""
+        jinja = load_package("jinja2", "lab")
+        options = {"undefined": jinja.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "autoescape": True}
+        template = jinja.Environment(loader=jinja.FileSystemLoader(_HERE), **options).get_template("page.html.j2")
+        style = (_HERE / "page.css").read_text(encoding="utf-8")
+        return str(template.render(report=self, once=ONCE, style=style, **self.provenance))
 
 
 def write_report(
@@ -126,9 +153,9 @@ def write(report: Report, out: str | Path) -> Path:
     for name in _former_figures(folder / "report.json") - drawn.keys():
         (folder / "figures" / name).unlink(missing_ok=True)
     files = {f"figures/{name}": text for name, text in drawn.items()}
-    files |= {"report.md": _fill("page.md.j2", report, False), "report.html": _fill("page.html.j2", report, True)}
+    files |= {"report.md": report.to_markdown(), "report.html": report.to_html(), "runs.csv": to_csv(report.rows)}
     files["report.json"] = json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n"
-    for name, text in (files | {"runs.csv": to_csv(report.rows)}).items():
+    for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder / "report.html"
 
@@ -142,9 +169,5 @@ def _former_figures(former: Path) -> set[str]:
         return set()
 
 
-def _fill(template: str, report: Report, escape: bool) -> str:
-    jinja = load_package("jinja2", "lab")
-    options = {"undefined": jinja.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "autoescape": escape}
-    environment = jinja.Environment(loader=jinja.FileSystemLoader(_HERE), **options)
-    style = (_HERE / "page.css").read_text(encoding="utf-8")
-    return str(environment.get_template(template).render(report=report, style=style, **report.provenance))
+def _list(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)

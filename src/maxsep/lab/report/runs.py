@@ -131,14 +131,14 @@ def _features(run: Run) -> dict[str, float]:
 
 
 def _fraction(value: Any) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"a metric must be a fraction in [0, 1], got {value!r}")
+    _finite([value], 0, 1)
     return float(value)
 
 
-def _finite(values: list[Any]) -> None:
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-        raise ValueError("there is something other than finite numbers")
+def _finite(values: list[Any], low: float = -math.inf, high: float = math.inf) -> None:
+    wrong = [v for v in values if not isinstance(v, int | float) or not math.isfinite(v) or not low <= v <= high]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no finite number from {low:g} to {high:g}")
 
 
 def _one_line(error: Exception) -> str:
