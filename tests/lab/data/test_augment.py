@@ -126,16 +126,6 @@ def test_resized_crops_are_pillows_to_one_grey_level(shape):
             assert np.abs(expected - got.numpy()).max() <= 1
 
 
-def test_nothing_outside_of_the_rectangle_shows_and_the_whole_image_stays():
-    images = torch.full((1, 1, 16, 16), 255, dtype=torch.uint8)
-    images[:, :, 3:8, 5:12] = 9
-    part = torch.tensor([[3], [5], [5], [7]])
-    assert ResizedCrop().apply(images, part).unique().tolist() == [9]
-    images = random_images(4, 3, 32, 32)
-    whole = torch.tensor([0, 0, 32, 32]).view(4, 1).expand(4, 4)
-    assert torch.equal(ResizedCrop().apply(images, whole), images)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("number", range(3), ids=["brightness", "contrast", "saturation"])
 def test_one_adjustment_is_pillows_to_one_grey_level(number, channels):

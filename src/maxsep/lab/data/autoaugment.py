@@ -144,8 +144,9 @@ class RandAugment:
         operation = torch.randint(len(self.operations), (batch,), generator=generator, device=device)
         sign = torch.randint(0, 2, (batch,), generator=generator, device=device)
         unit = torch.rand(2, batch, generator=generator, device=device, dtype=torch.float64)
-        tables, sizes, colour = _rand_tables(self.operations, self.level, *images.shape[1:], device)
-        return RandDraw(torch.add(sign, operation, alpha=2), unit * sizes, tables, colour)
+        tables, colour = _rand_tables(self.operations, self.level, *images.shape[1:], device)
+        centre = torch.stack([unit[0] * images.shape[2], unit[1] * images.shape[3]])
+        return RandDraw(torch.add(sign, operation, alpha=2), centre, tables, colour)
 
     def apply(self, images: Tensor, draw: RandDraw) -> Tensor:
         """Apply the operation; a hole of side v covers v + 1 pixels, as Pillow counts both edges as inside."""
@@ -250,13 +251,12 @@ def _policy_tables(channels: int, height: int, width: int, device: torch.device)
 @functools.lru_cache(maxsize=16)
 def _rand_tables(
     names: tuple[str, ...], level: int, channels: int, height: int, width: int, device: torch.device
-) -> tuple[Tables, Tensor, Tensor]:
-    """Return the tables of every operation twice, moves with either sign; height and width; the colour of holes."""
+) -> tuple[Tables, Tensor]:
+    """Return the tables of every operation twice, moves with either sign, and the colour of holes."""
     signed = [(name, sign if name in MOVES else 1) for name in names for sign in (-1, 1)]
     operations = [("nothing" if name == "cutout" else name, sign * strength(name, level)) for name, sign in signed]
     return (
         tabulate(tuple(operations), (channels, height, width), device, fill=0),
-        torch.tensor([[height], [width]], dtype=torch.float64, device=device),
         torch.tensor(_HOLE_COLOURS[channels], dtype=torch.uint8, device=device).view(-1, 1, 1),
     )
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,10 +171,9 @@ class Dataset:
 
     def draws_test(self, root: str | Path | None = None) -> bool:
         """Whether the test images are a part of a folder's own, which is drawn anew where pictures come or go."""
-        try:
+        with suppress(OSError, ValueError):
             return self.is_own and own_test(find_folder(self.path, root)) is None
-        except (OSError, ValueError):
-            return True
+        return True
 
     def train_counts(self, root: str | Path | None = None) -> list[int] | None:
         """Count the training images of every class without reading one; None for a folder that cannot be listed."""
@@ -182,21 +182,18 @@ class Dataset:
             return [counts[label] for label in self.open_set.known]
         if not self.is_own:
             return list(counts)
-        try:
+        with suppress(OSError, ValueError):
             return list_folder(find_folder(self.path, root)).train_counts
-        except (OSError, ValueError):
-            return None
+        return None
 
     def fingerprint(self, root: str | Path | None = None) -> str | None:
         """Digest the names and sizes of picture files; None without files, or before ImageNet is decoded."""
-        try:
+        with suppress(OSError, ValueError):
             if self.is_own:
                 return list_folder(find_folder(self.path, root)).fingerprint
             if self.is_imagenet:
                 text = (self._decoded(root) / "splits.json").read_text(encoding="utf-8")
                 return str(json.loads(text)["fingerprint"])
-        except (OSError, ValueError):
-            pass
         return None
 
     def read(

@@ -89,13 +89,13 @@ class Listing:
 
     @functools.cached_property
     def state(self) -> tuple[str, int]:
-        """The fingerprint, and the latest time at which a file was changed, in nanoseconds."""
-        digest, newest = hashlib.sha256(), 0
+        """The fingerprint, and the sum of the times at which files were changed."""
+        digest, times = hashlib.sha256(), 0
         for path in (path for split in (self.train, self.test) if split for path in split.files):
             name, stat = path.relative_to(self.folder).as_posix().encode("utf-8", "surrogateescape"), path.stat()
             digest.update(name + b"\0%d\0" % stat.st_size)
-            newest = max(newest, stat.st_mtime_ns)
-        return digest.hexdigest()[:12], newest
+            times += stat.st_mtime_ns
+        return digest.hexdigest()[:12], times
 
 
 _LISTINGS: ContextVar[dict[Path, Listing] | None] = ContextVar("listings", default=None)
