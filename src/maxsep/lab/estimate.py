@@ -20,8 +20,8 @@ COMPARABLE = 10
 """Runs with fewer images than a tenth of another's say nothing about its speed: starting takes most of their time."""
 
 _UNKNOWN = [1000] * 10
-_START = {"digits": 1.0, "svhn": 12.0, "imagenet": 60.0, "imagenet_lt": 60.0}
-"""Seconds to read a dataset and to build everything, until they were measured; 10 for all others."""
+_START = 10.0
+"""Seconds to read the data and to build everything, in a guess; compiling takes three times that."""
 _SPEED = {  # images per second: one H200-class GPU, two CPU cores
     "resnet34": (20_000.0, 20.0),
     "resnet32": (40_000.0, 200.0),
@@ -44,28 +44,18 @@ class Estimate:
     basis: str
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """A finished run: seconds of training, images seen, and the seconds around training where they are known."""
-
-    spec: RunSpec
-    seconds: float
-    images: float
-    start: float | None
-
-
 class Estimator:
     """Predict the time of runs from the finished ones in a folder.
 
-    The estimate is a start plus the number of training images times the median seconds per image of finished runs of
-    comparable size: those with the same network, dataset and precision, or else with the same network. A started run
+    The estimate is the number of training images times the median seconds per image, start included, of finished runs
+    of comparable size: those with the same network, dataset and precision, or else with the same network. A started run
     counts what is left after its last resume point; epochs logged beyond that point are trained again.
     """
 
     def __init__(self, runs: str | Path, execution: Execution) -> None:
         self._runs = Path(runs)
         self._on_gpu = pick_device(execution.device).type == "cuda"
-        self._measured: dict[str, _Measured | None] = {}
+        self._measured: dict[str, tuple[RunSpec, float, float] | None] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -78,17 +68,14 @@ class Estimator:
         """Predict how long a run will take from where it stands."""
         whole = num_train(spec) * spec.trained_epochs
         left = whole * self._remaining(spec)
-        measured = [m for m in self._measured.values() if m is not None]
-        starts = [m.start for m in measured if m.spec.dataset == spec.dataset and m.start is not None]
-        start = statistics.median(starts) if starts else _START.get(spec.dataset, 10.0)
+        comparable = [m for m in self._measured.values() if m is not None and m[2] * COMPARABLE >= whole]
         for kind, keys in (("same setting", ("network", "dataset", "precision")), ("same network", ("network",))):
-            alike = [m for m in measured if all(getattr(m.spec, key) == getattr(spec, key) for key in keys)]
-            if paces := [m.seconds / m.images for m in alike if m.images * COMPARABLE >= whole]:
+            alike = [m for m in comparable if all(getattr(m[0], key) == getattr(spec, key) for key in keys)]
+            if paces := [seconds / images for _, seconds, images in alike]:
                 basis = f"{len(paces)} run{'' if len(paces) == 1 else 's'} of the {kind}"
-                return Estimate((start + statistics.median(paces) * left) * MARGIN, basis)
+                return Estimate(statistics.median(paces) * left * MARGIN, basis)
         speed = _SPEED.get(spec.network, _OTHER_SPEED)[0 if self._on_gpu else 1]
-        compiling = 30.0 if self._on_gpu else 0.0
-        return Estimate(start + compiling + left / speed * MARGIN, "a first guess")
+        return Estimate(_START * (4 if self._on_gpu else 1) + left / speed * MARGIN, "a first guess")
 
     def _remaining(self, spec: RunSpec) -> float:
         """Return the part of a run that its newest readable resume point leaves; 1 without one."""
@@ -146,13 +133,11 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _measure(run: Run, on_gpu: bool) -> _Measured | None:
-    """Read a record; None if it says nothing about this kind of device. The report names what is damaged."""
-    with suppress(OSError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        result, seconds = run.result, float(run.result["seconds"])
+def _measure(run: Run, on_gpu: bool) -> tuple[RunSpec, float, float] | None:
+    """Return a run's spec, seconds and images; None for another kind of device. The report names what is damaged."""
+    with suppress(OSError, AttributeError, KeyError, TypeError, ValueError):
+        seconds = float(run.result.get("wall_seconds") or run.result["seconds"])
         images = float(run.metrics.get("num_train") or num_train(run.spec)) * run.spec.trained_epochs
-        wall = None if result.get("resumed") else result.get("wall_seconds")  # half a run's time is no measurement
-        start = None if wall is None else max(0.0, float(wall) - seconds)
-        if str(result["hardware"]["device"]).lower().startswith("cpu") != on_gpu and seconds > 0 and images > 0:
-            return _Measured(run.spec, seconds, images, start)
+        if str(run.result["hardware"]["device"]).lower().startswith("cpu") != on_gpu and seconds > 0 and images > 0:
+            return run.spec, seconds, images
     return None

@@ -21,7 +21,7 @@ from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
 from maxsep.lab.engine.trainer import StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
-from maxsep.lab.recipes import After, Recipe, Selection, canonical
+from maxsep.lab.recipes import After, Recipe, canonical, select
 from maxsep.lab.run import Run, State
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -219,8 +219,8 @@ def reproduce(
     if recipe.follow_up is None or summary.interrupted or summary.postponed or summary.elsewhere:
         return summary
     finished = [found for spec in specs if (found := Run(Path(runs) / spec.name)).state == "finished"]
-    following = recipe.follow_up(finished, recipe.choose_seeds(seeds))
-    following = [spec for spec in following if spec not in specs and Selection.parse(only).matches(spec)]
+    following = select(recipe.follow_up(finished, recipe.choose_seeds(seeds)), only)
+    following = [spec for spec in following if spec not in specs]
     left = None if left is None else max(left - (clock() - start), 1e-9)
     return summary.add(run(following, budget=left, **settings))
 

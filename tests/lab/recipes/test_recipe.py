@@ -8,7 +8,7 @@ from maxsep import heads
 from maxsep.lab import networks, recipes
 from maxsep.lab.engine.losses import loss_names
 from maxsep.lab.engine.optim import learning_rate
-from maxsep.lab.recipes import Block, Method, Recipe, Selection
+from maxsep.lab.recipes import Block, Method, Recipe, select
 from maxsep.lab.spec import RunSpec, options
 
 NAMES = {
@@ -103,25 +103,15 @@ def test_a_method_may_name_its_precision():
     assert spec.precision == "64-true"
 
 
-@pytest.mark.parametrize(
-    ("name", "only", "epochs", "field", "value"),
-    [
-        ("table1", "network=convnet", 9, "schedule_options", {"every": 3, "factor": 0.1}),
-        ("table1", "network=convnet", 1, "schedule_options", {"every": 1, "factor": 0.1}),
-        ("longtail", "loss=ldam,reweight_from", 20, "loss_options", None),
-        ("features2d", None, 40, "features_at", (3, 40)),
-        ("features2d", None, 1, "features_at", (1,)),
-    ],
-)
-def test_other_epochs_stretch_the_protocol(name, only, epochs, field, value):
-    specs = recipes.get(name).specs(1, epochs, only.replace(",reweight_from", "") if only else None)
-    assert {spec.epochs for spec in specs} == {epochs}
-    if value is None:
-        deferred = {dict(spec.loss_options).get("reweight_from") for spec in specs}
-        assert deferred == {None, 16}
-    else:
-        found = getattr(specs[0], field)
-        assert (dict(found) if isinstance(value, dict) else found) == value
+def test_other_epochs_stretch_the_protocol():
+    for epochs, every in ((9, 3), (1, 1)):
+        spec = recipes.get("table1").specs(1, epochs, "network=convnet")[0]
+        assert (spec.epochs, dict(spec.schedule_options)) == (epochs, {"every": every, "factor": 0.1})
+    for epochs, features_at in ((40, (3, 40)), (1, (1,))):
+        assert recipes.get("features2d").specs(1, epochs)[0].features_at == features_at
+    ldam = recipes.get("longtail").specs(1, 20, "loss=ldam")
+    assert {dict(spec.loss_options).get("reweight_from") for spec in ldam} == {None, 16}
+    assert recipes.get("arithmetic").specs(1, 10)[0].stop_after == 2
 
 
 def test_other_epochs_only_cut_a_second_stage():
@@ -150,12 +140,13 @@ SPECS = [
     ],
 )
 def test_terms_select_by_field_or_by_a_part_of_the_name(text, count):
-    assert len(Selection.parse(text).apply(SPECS)) == count
+    assert len(select(SPECS, text)) == count
 
 
-@pytest.mark.parametrize("text", ["hed=plain", "head=etf", "imbalance=small", "nonsense"])
-def test_a_selection_of_nothing_is_an_error(text):
-    with pytest.raises(ValueError, match=text.partition("=")[0]):
-        Selection.parse(text).apply(SPECS)
-    if text == "head=etf":
-        assert Selection.parse(text).apply([]) == []
+def test_an_unknown_field_and_a_selection_of_nothing_are_errors():
+    with pytest.raises(ValueError, match="hed"):
+        select(SPECS, "hed=plain")
+    for text in ("head=etf", "imbalance=small", "nonsense"):
+        assert select(SPECS, text) == []
+        with pytest.raises(ValueError, match=text):
+            recipes.get("demo").specs(only=text)

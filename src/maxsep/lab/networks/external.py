@@ -38,35 +38,7 @@ def build_external(name: str, num_outputs: int, *, shape: Shape | None = None, *
         ValueError: The library has no such model, or the model has no linear classifier.
     """
     library, _, model = name.partition("/")
-    create = _create_timm if library == "timm" else _create_torchvision
-    return _replace_classifier(create(model, shape, options), name, num_outputs)
-
-
-def _create_timm(model: str, shape: Shape | None, options: dict[str, Any]) -> nn.Module:
-    timm = _import("timm")
-    if not timm.is_model(model):
-        raise ValueError(f"timm has no model named {model!r}; see timm.list_models().")
-    if shape is not None:
-        options = {"in_chans": shape[0]} | options
-        # vision transformers fix the image size when they are built; convolutional networks do not
-        takes_size = "img_size" in inspect.signature(timm.model_entrypoint(model)).parameters
-        if takes_size or model.startswith(("vit_", "deit", "swin")):
-            options = {"img_size": shape[1]} | options
-    network: nn.Module = timm.create_model(model, **options)
-    return network
-
-
-def _create_torchvision(model: str, shape: Shape | None, options: dict[str, Any]) -> nn.Module:
-    models = _import("torchvision.models")
-    if model not in models.list_models(module=models):
-        raise ValueError(f"torchvision has no model named {model!r}; see torchvision.models.list_models().")
-    if shape is not None and shape[0] != 3:
-        raise ValueError(f"torchvision/{model} takes images of 3 channels, got {shape[0]}; timm/{model} takes any.")
-    network: nn.Module = models.get_model(model, **options)
-    return network
-
-
-def _replace_classifier(backbone: nn.Module, name: str, num_outputs: int) -> External:
+    backbone = (_create_timm if library == "timm" else _create_torchvision)(model, shape, options)
     widths: list[int] = []
 
     def remove(classifier: nn.Linear) -> nn.Module:
@@ -80,6 +52,28 @@ def _replace_classifier(backbone: nn.Module, name: str, num_outputs: int) -> Ext
     except ValueError as error:
         raise ValueError(f"{name} does not end in one linear classifier: {error}.") from error
     return External(backbone, widths[0], num_outputs)
+
+
+def _create_timm(model: str, shape: Shape | None, options: dict[str, Any]) -> Any:
+    timm = _import("timm")
+    if not timm.is_model(model):
+        raise ValueError(f"timm has no model named {model!r}; see timm.list_models().")
+    if shape is not None:
+        options = {"in_chans": shape[0]} | options
+        # vision transformers fix the image size when they are built; convolutional networks do not
+        takes_size = "img_size" in inspect.signature(timm.model_entrypoint(model)).parameters
+        if takes_size or model.startswith(("vit_", "deit", "swin")):
+            options = {"img_size": shape[1]} | options
+    return timm.create_model(model, **options)
+
+
+def _create_torchvision(model: str, shape: Shape | None, options: dict[str, Any]) -> Any:
+    models = _import("torchvision.models")
+    if model not in models.list_models(module=models):
+        raise ValueError(f"torchvision has no model named {model!r}; see torchvision.models.list_models().")
+    if shape is not None and shape[0] != 3:
+        raise ValueError(f"torchvision/{model} takes images of 3 channels, got {shape[0]}; timm/{model} takes any.")
+    return models.get_model(model, **options)
 
 
 def _import(module: str) -> Any:

@@ -9,9 +9,9 @@ from maxsep.lab.recipes.compare import DEMO
 from maxsep.lab.recipes.imagenet import IMAGENET
 from maxsep.lab.recipes.long_tail import BEYOND, BEYOND_SEARCH, LONG_TAIL
 from maxsep.lab.recipes.ood import FEATURES2D, OOD, OPEN_SET
-from maxsep.lab.recipes.recipe import After, Block, Method, Recipe, Selection, canonical
+from maxsep.lab.recipes.recipe import After, Block, Method, Recipe, canonical, select
 
-__all__ = ["After", "Block", "Method", "Recipe", "Selection", "canonical", "get", "names"]
+__all__ = ["After", "Block", "Method", "Recipe", "canonical", "get", "names", "select"]
 
 _PAPER = (TABLE1, FIXED, PROTOTYPES, LONG_TAIL, IMAGENET, OOD, OPEN_SET, FEATURES2D)
 _RECIPES = {recipe.name: recipe for recipe in (*_PAPER, BEYOND_SEARCH, BEYOND, BASELINE, ARITHMETIC, ADAM, DEMO)}

@@ -70,16 +70,9 @@ class After(Protocol):
 class Recipe:
     """One table or figure: data from which its runs follow.
 
-    Attributes:
-        name: What `maxsep reproduce NAME` calls it.
-        title: A headline.
-        source: Where the paper has it.
-        question: What it asks, in one sentence.
-        blocks: Settings and the methods that run in them.
-        seeds: The seeds of a full run; the first ones are taken when fewer are asked for.
-        after: A step after training, such as out-of-distribution detection.
-        subset_seed: The seed of a run's long-tailed subset; by default that of its setting.
-        follow_up: The runs that depend on the results of the others, from these and the seeds.
+    `source` is where the paper has it, `seeds` are those of a full run, `after` is a step after training, `subset_seed`
+    gives the seed of a run's long-tailed subset, and `follow_up` lists the runs that depend on the results of the
+    others, from these and the seeds.
     """
 
     name: str
@@ -110,7 +103,7 @@ class Recipe:
             seeds: How many seeds, or which; all of the recipe's own by default.
             epochs: Train shorter or longer than the protocol; steps of the schedule and of the loss are stretched
                 with it. A second stage, short as it is, is only cut.
-            only: Keep the runs that `Selection` selects.
+            only: Keep the runs that `select` selects; no match is a ValueError.
             precision: Precision such as `bf16-mixed` of all runs whose method names none; `32-true` by default.
             max_train: Keep at most this many training images (a smoke run, not a result).
             max_test: Keep at most this many test images.
@@ -123,7 +116,11 @@ class Recipe:
             spec = method.on(setting.replace(seed=seed, **pinned)).replace(**changes)
             spec = spec.replace(subset_seed=self.subset_seed(spec))
             specs.append(canonical(spec if epochs is None else _with_epochs(spec, epochs)))
-        return list({spec.name: spec for spec in Selection.parse(only).apply(specs)}.values())
+        selected = {spec.name: spec for spec in select(specs, only)}
+        if not selected:
+            cells = sorted({f"{spec.dataset} {spec.imbalance:g} {spec.network} {spec.head}" for spec in specs})
+            raise ValueError(f"no run of {self.name} matches {only!r}. There are: {', '.join(cells)}.")
+        return list(selected.values())
 
     def choose_seeds(self, seeds: int | Sequence[int] | None) -> tuple[int, ...]:
         """Return the seeds themselves, that many from the recipe's first one on, or the recipe's own."""
@@ -152,52 +149,32 @@ def canonical(spec: RunSpec) -> RunSpec:
     return spec.replace(head="plain") if is_plain else spec
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Terms joined by commas, all of which a run must match.
+def select(specs: Sequence[RunSpec], only: str | None) -> list[RunSpec]:
+    """Keep the runs that match every term of an expression, in order; terms are joined by commas.
 
-    A term is `field=value` (alternatives with `|`, or by naming the field again) or a part of the run's name.
+    A term is `field=value` (alternatives with `|`, or by naming the field again) or a part of the run's name. No match
+    is an empty list; an unknown field is a ValueError.
 
     >>> runs = [RunSpec(head=head, seed=seed) for head in ("plain", "maxsep") for seed in (0, 1)]
-    >>> [spec.head for spec in Selection.parse("head=plain|maxsep,seed=1").apply(runs)]
+    >>> [spec.head for spec in select(runs, "head=plain|maxsep,seed=1")]
     ['plain', 'maxsep']
     """
-
-    fields: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    parts: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str | None) -> Selection:
-        """Read an expression; None and "" select everything."""
-        fields: dict[str, list[str]] = {}
-        parts: list[str] = []
-        for term in filter(None, (term.strip() for term in (text or "").split(","))):
-            key, equals, values = (piece.strip() for piece in term.partition("="))
-            if not equals:
-                parts.append(term)
-            elif key not in _FIELDS:
-                raise ValueError(f"cannot select by {key!r}. Fields of a run: {', '.join(_FIELDS)}.")
-            else:
-                fields.setdefault(key, []).extend(value.strip() for value in values.split("|"))
-        return cls(tuple((key, tuple(values)) for key, values in fields.items()), tuple(parts))
-
-    def matches(self, spec: RunSpec) -> bool:
-        """Whether a run matches every term."""
-        return all(part in spec.name for part in self.parts) and all(
-            any(_equal(getattr(spec, key), value) for value in values) for key, values in self.fields
-        )
-
-    def apply(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """Keep the runs that match, in order; an error if none of several matches."""
-        kept = [spec for spec in specs if self.matches(spec)]
-        if specs and not kept:
-            keys = [key for key, _ in self.fields] or ["dataset", "imbalance", "network", "head"]
-            values = (f"{key}: {', '.join(dict.fromkeys(str(getattr(spec, key)) for spec in specs))}" for key in keys)
-            raise ValueError(f"no run matches {self}. There are {'; '.join(values)}.")
-        return kept
-
-    def __str__(self) -> str:
-        return repr(",".join([*(f"{key}={'|'.join(values)}" for key, values in self.fields), *self.parts]))
+    fields: dict[str, list[str]] = {}
+    parts: list[str] = []
+    for term in filter(None, (term.strip() for term in (only or "").split(","))):
+        key, equals, values = (piece.strip() for piece in term.partition("="))
+        if not equals:
+            parts.append(term)
+        elif key not in _FIELDS:
+            raise ValueError(f"cannot select by {key!r}. Fields of a run: {', '.join(_FIELDS)}.")
+        else:
+            fields.setdefault(key, []).extend(value.strip() for value in values.split("|"))
+    return [
+        spec
+        for spec in specs
+        if all(part in spec.name for part in parts)
+        and all(any(_equal(getattr(spec, key), value) for value in values) for key, values in fields.items())
+    ]
 
 
 def _equal(actual: object, wanted: str) -> bool:
