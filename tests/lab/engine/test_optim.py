@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from maxsep.heads.controls import LogitScaledHead, PlainHead
-from maxsep.lab.engine.optim import build_optimiser, learning_rate, schedule_names, set_learning_rate
+from maxsep.lab.engine.optim import SCHEDULES, build_optimiser, learning_rate, set_learning_rate
 from maxsep.lab.spec import RunSpec, options
 
 
@@ -112,7 +112,7 @@ def test_a_cycle_is_a_whole_number_of_epochs_and_may_do_without_warm_up():
     assert rates(spec, 0, 1, 2) == pytest.approx([0.1, 0.1, falling(2)])
 
 
-@pytest.mark.parametrize("name", [name for name in schedule_names() if name != "restarts"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "restarts"])
 def test_every_schedule_may_warm_up_linearly(name):
     spec = RunSpec(schedule=name, epochs=30)
     cold, warm = (spec.replace(schedule_options=options(warmup=epochs)) for epochs in (0, 4))
@@ -120,7 +120,7 @@ def test_every_schedule_may_warm_up_linearly(name):
     assert rates(warm, *range(6)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", schedule_names())
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_is_positive_and_never_above_the_base(name):
     for epochs in (1, 2, 30):
         spec = RunSpec(schedule=name, epochs=epochs)

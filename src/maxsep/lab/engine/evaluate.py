@@ -160,19 +160,21 @@ class Observer:
         """Keep the features if `features_at` has this epoch, counted from 1; return the mean norms, for the log."""
         known, unknown = (predict(pipeline, images, precision).features for images in (self.known, self.unknown))
         if epoch in self.spec.features_at:
-            self._keep(epoch, known, unknown)
+            record = Run(self.folder).read("features.json") or {"schema": 1, "epochs": {}}
+            shown = limit(self.known.labels, KEPT * self.known.num_classes)
+            record["classes"] = list(self.known.classes)
+            record["epochs"][str(epoch)] = {
+                "known": _points(known, shown),
+                "labels": self.known.labels.cpu()[shown].tolist(),
+                "unknown": _points(unknown, limit(self.unknown.labels, 4 * KEPT)),
+            }
+            replace_file(self.folder / "features.json", (json.dumps(record) + "\n").encode())
         return {"norm_known": float(known.norm(dim=1).mean()), "norm_unknown": float(unknown.norm(dim=1).mean())}
 
-    def _keep(self, epoch: int, known: Tensor, unknown: Tensor) -> None:
-        record = Run(self.folder).read("features.json") or {"schema": 1, "epochs": {}}
-        record["classes"] = list(self.known.classes)
-        shown = limit(self.known.labels, KEPT * self.known.num_classes)
-        record["epochs"][str(epoch)] = {
-            "known": _points(known, shown),
-            "labels": self.known.labels.cpu()[shown].tolist(),
-            "unknown": _points(unknown, limit(self.unknown.labels, 4 * KEPT)),
-        }
-        replace_file(self.folder / "features.json", (json.dumps(record) + "\n").encode())
+
+def _points(features: Tensor, shown: Tensor) -> list[list[float]]:
+    rows: list[list[float]] = features.cpu()[shown].to(torch.float64).tolist()
+    return [[round(value, 4) for value in row] for row in rows]
 
 
 def make_observer(spec: RunSpec, root: str | Path | None, folder: Path, data: Splits) -> Observer | None:
@@ -184,11 +186,6 @@ def make_observer(spec: RunSpec, root: str | Path | None, folder: Path, data: Sp
     if spec.max_test is not None:
         unknown = unknown.subset(limit(unknown.labels, spec.max_test, spec.subset_seed))
     return Observer(spec, data.test, unknown.to(data.test.labels.device), folder)
-
-
-def _points(features: Tensor, shown: Tensor) -> list[list[float]]:
-    rows: list[list[float]] = features[shown.to(features.device)].cpu().to(torch.float64).tolist()
-    return [[round(value, 4) for value in row] for row in rows]
 
 
 def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
@@ -235,7 +232,12 @@ def evaluate(
     run = Run(folder)
     pipeline, spec = load_pipeline(folder, device), run.spec
     data = prepare(moved(spec, dataset, data_root, run.preprocessing["shape"]), data_root)
-    check_classes(data, run.preprocessing["classes"], run.preprocessing["shape"], folder)
+    for name, values in (("classes", data.test.classes), ("shape", data.test.shape)):
+        if list(values) != run.preprocessing[name]:
+            raise ValueError(
+                f"the {name} of {data.name} differ from {folder}: {list(values)[:5]} instead of "
+                f"{run.preprocessing[name][:5]}."
+            )
     outputs = predict(pipeline, data.test.to(device, images=False))
     metrics = measure(outputs, last_loss(spec, run.metrics["class_counts"]).to(device), spec.softmax_scale)
     metrics["angular_fisher"] = angular_fisher_score(outputs.features, outputs.labels)
@@ -247,13 +249,3 @@ def moved(spec: RunSpec, dataset: str | None, data_root: str | Path | None, shap
     if dataset is None:
         return spec
     return spec.replace(dataset=Dataset.find(dataset, data_root).with_default_size(shape[1]).name)
-
-
-def check_classes(
-    data: Splits, classes: Sequence[str], shape: Sequence[int], source: str | Path, advice: str = ""
-) -> None:
-    """Raise if data have other classes, or images of another shape, than the model of `source` was trained on."""
-    for name, ours, theirs in (("classes", data.test.classes, classes), ("image sizes", data.test.shape, shape)):
-        if list(ours) != list(theirs):
-            few = (", ".join(map(str, items[:5])) + ", ..." * (len(items) > 5) for items in (ours, theirs))
-            raise ValueError(f"{name} of {data.name} are not those of {source}: {', not '.join(few)}. {advice}")

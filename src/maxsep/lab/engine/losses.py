@@ -50,8 +50,10 @@ def build_loss(spec: RunSpec, class_counts: Sequence[int]) -> nn.Module:
     """
     if spec.loss not in _OPTIONS:
         raise ValueError(f"unknown loss {spec.loss!r}. Known: {', '.join(loss_names())}.")
-    check_loss_options(spec.loss, dict(spec.loss_options))
-    chosen = _chosen(spec)
+    chosen, defaults = _chosen(spec), loss_defaults(spec.loss)
+    if unknown := sorted(chosen.keys() - defaults.keys()):
+        known = ", ".join(f"{key}={value}" for key, value in defaults.items()) or "none"
+        raise ValueError(f"loss {spec.loss!r} does not take the options {unknown}. Known: {known}.")
     match spec.loss:
         case "cross_entropy":
             smoothing = chosen["label_smoothing"]
@@ -78,14 +80,6 @@ def loss_names() -> list[str]:
 def loss_defaults(loss: str) -> dict[str, Any]:
     """Return the options of a loss with their defaults."""
     return dict(_OPTIONS.get(loss, {}))
-
-
-def check_loss_options(loss: str, values: Mapping[str, Any]) -> None:
-    """Raise if a loss does not have one of these options."""
-    defaults = loss_defaults(loss)
-    if unknown := sorted(values.keys() - defaults.keys()):
-        known = [f"{k}=effective (by default none)" if v is None else f"{k}={v:g}" for k, v in defaults.items()]
-        raise ValueError(f"loss {loss!r} does not take the options {unknown}. Known: {', '.join(known) or 'none'}.")
 
 
 def reweight(loss: nn.Module, spec: RunSpec, class_counts: Sequence[int], epoch: int) -> None:

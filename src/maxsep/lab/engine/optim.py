@@ -127,16 +127,11 @@ def restarts(moment: Moment, base: float, *, cycles: int = 3, warmup: int = 10, 
     return wave(moment.epoch - 1)
 
 
-_SCHEDULES: dict[str, Callable[..., float]] = {
+SCHEDULES: dict[str, Callable[..., float]] = {
     function.__name__: function
     for function in (constant, cosine, step, milestones, ldam, mislas, cosine_steps, restarts)
 }
 _WARMUPS = {"ldam": 5, "mislas": 5}
-
-
-def schedule_names() -> list[str]:
-    """List the schedules that a spec can name."""
-    return sorted(_SCHEDULES)
 
 
 def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> float:
@@ -149,12 +144,12 @@ def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> f
     >>> [round(learning_rate(spec, epoch), 3) for epoch in (0, 1, 4, 5)]
     [0.02, 0.04, 0.1, 0.1]
     """
-    if spec.schedule not in _SCHEDULES:
-        raise ValueError(f"unknown schedule {spec.schedule!r}. Known: {', '.join(schedule_names())}.")
+    if spec.schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {spec.schedule!r}. Known: {', '.join(sorted(SCHEDULES))}.")
     options: dict[str, Any] = dict(spec.schedule_options)
     warmup = 0 if spec.schedule == "restarts" else options.pop("warmup", _WARMUPS.get(spec.schedule, 0))
     try:
-        rate = _SCHEDULES[spec.schedule](Moment(epoch, step, spec.epochs, steps), spec.learning_rate, **options)
+        rate = SCHEDULES[spec.schedule](Moment(epoch, step, spec.epochs, steps), spec.learning_rate, **options)
     except TypeError as error:
         raise ValueError(f"schedule {spec.schedule!r} does not take the options {options!r}: {error}") from error
     return rate * ((epoch + 1) / warmup) if epoch < warmup else rate

@@ -56,12 +56,8 @@ class Progress:
 
     def download(self, done: int, total: int) -> None:
         """Show how many bytes of a dataset are downloaded or decoded; in a log every tenth."""
-        text, tenths = f"data: {done / 1e6:.0f} of {total / 1e6:.0f} MB", 10 * done // total
-        if self._bar:
-            self._bar.update(self._task, status=text)
-        elif tenths != self._tenths:
-            self._tenths = tenths
-            self.note(text)
+        before, self._tenths = self._tenths, 10 * done // total
+        self._status(f"data: {done / 1e6:.0f} of {total / 1e6:.0f} MB", in_log=self._tenths != before)
 
     def start(self, done: int, total: int) -> None:
         """Show how many steps the run has, and how many were done before a resume."""
@@ -79,9 +75,12 @@ class Progress:
         """Show the numbers of an epoch; in a log of an evaluated one."""
         text = f"epoch {row['epoch'] + 1}/{self._spec.trained_epochs}, loss {row['train_loss']:.3f}"
         text += f", top-1 {100 * row['top1']:.2f} %" if "top1" in row else ""
+        self._status(text, in_log="top1" in row)
+
+    def _status(self, text: str, in_log: bool) -> None:
         if self._bar:
             self._bar.update(self._task, status=text)
-        elif "top1" in row:
+        elif in_log:
             self.note(text)
 
     def note(self, text: str) -> None:
