@@ -23,7 +23,7 @@ OPTIONS = {
     | {"--devices", "--json"},
     "compare": DATA
     | {"--network", "--epochs", "--seeds", "--radius", "--loss", "--set", "--imbalance", "--augmentation"}
-    | {"--batch-size", "--optimiser", "--learning-rate", "--size", "--budget", "--jobs", "--dry-run", "--runs"}
+    | {"--batch-size", "--optimiser", "--learning-rate", "--budget", "--jobs", "--dry-run", "--runs"}
     | {"--out", "--device", "--json"},
     "reproduce": DATA
     | {"--only", "--seeds", "--epochs", "--precision", "--budget", "--jobs", "--dry-run", "--runs", "--out"}
@@ -80,7 +80,7 @@ BAD = {
     ],
     "compare": [
         *("nowhere", "--radius 1,x", "--radius 1,,2", "--radius 0", "--loss hinge", "--loss cross_entropy,"),
-        *("--set loss.tau=2", "--set mixup=1", "--budget soon", "--budget 0s", "--network nope", "--size 64"),
+        *("--set loss.tau=2", "--set mixup=1", "--budget soon", "--budget 0s", "--network nope"),
         *("--seeds 0", "--jobs 0"),
         *("--loss balanced_softmax,logit_adjusted", "--learning-rate -1", "--optimiser adam", "--device tpu"),
         "--loss ldam --set loss.reweight_from=99 --epochs 5",

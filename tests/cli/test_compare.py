@@ -136,7 +136,7 @@ def write_pictures(folder, sizes=(12, 12)):
 def pictures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "pictures")
-    return ["compare", "pictures", "--size", 12, "--network", "mlp", "--seeds", 1, "--radius", 1, *SHORT]
+    return ["compare", "pictures?size=12", "--network", "mlp", "--seeds", 1, "--radius", 1, *SHORT]
 
 
 def test_a_folder_of_pictures(call, pictures, tmp_path):

@@ -30,11 +30,12 @@ def bench_command(
     if sizes[0] < 2:
         raise ValueError(f"--classes must be at least 2, got {sizes[0]}.")
     torch.set_num_threads(threads)
-    rows = measure(sizes, batch=batch, features=features, device=place, seconds=0.0 if quick else 0.25)
-    machine, settings = hardware(place), {"batch": batch, "features": features, "dtype": "float32", "classes": sizes}
-    record = {"settings": settings, "hardware": machine, "versions": versions(), "rows": [asdict(row) for row in rows]}
+    rows = measure(sizes, batch=batch, features=features, device=str(place), seconds=0.0 if quick else 0.25)
+    machine = hardware(place)
     if as_json:
-        typer.echo(json.dumps(record, indent=1))
+        settings = {"batch": batch, "features": features, "dtype": "float32", "classes": sizes}
+        record = {"settings": settings, "hardware": machine, "versions": versions()}
+        typer.echo(json.dumps(record | {"rows": [asdict(row) for row in rows]}, indent=1))
     else:
         app.show_table(["operation", "classes", "form", "ms", "x nn.Linear", "quartiles"], map(_cells, rows))
         clock = "CPU time" if place.type == "cpu" and threads == 1 else "wall time"

@@ -39,7 +39,7 @@ Augmentation = Annotated[
 
 def compare_command(
     dataset: Annotated[
-        str, typer.Argument(metavar="DATA", help="A folder of class folders, or digits, cifar10, ..., imagenet.")
+        str, typer.Argument(metavar="DATA", help="A folder of class folders (PATH?size=64), digits, cifar10, ...")
     ] = "digits",
     network: Network = None,
     epochs: app.Epochs = 30,
@@ -52,7 +52,6 @@ def compare_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="By default 16 to 128, by the images.")] = None,
     optimiser: app.Optimiser = "sgd",
     learning_rate: app.LearningRate = None,
-    size: Annotated[int | None, typer.Option(help="Side of the images; by default 32, for ImageNet 224.")] = None,
     budget: app.Budget = None,
     jobs: app.Jobs = 1,
     dry_run: app.DryRun = False,
@@ -66,7 +65,7 @@ def compare_command(
     """Train the linear head, its controls and maxsep on your data, and print what the matrix adds to its control."""
     limit, losses = None if budget is None else parse_budget(budget), app.split("--loss", loss, "cross_entropy", str)
     with list_once():
-        name = Dataset.find(dataset, data, size).name
+        name = Dataset.find(dataset, data).name
         images = count_images(RunSpec(dataset=name, imbalance=imbalance), data) or 1
         recipe = compare(
             name, network=network, epochs=epochs, seeds=seeds, imbalance=imbalance, losses=losses,

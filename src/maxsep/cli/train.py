@@ -17,7 +17,7 @@ from maxsep.cli import app
 from maxsep.lab.data import Dataset, fingerprints_differ, list_once, with_order
 from maxsep.lab.engine import loss_names, train
 from maxsep.lab.engine.losses import loss_defaults
-from maxsep.lab.engine.train import dry_run
+from maxsep.lab.engine.train import check_names, dry_run
 from maxsep.lab.environment import default_precision
 from maxsep.lab.grid import num_train
 from maxsep.lab.recipes.compare import usual_batch
@@ -116,6 +116,7 @@ def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Pa
         defaults |= {"network": dataset.default_network, "augmentation": dataset.default_augmentation}
     fields = {name: value for name, value in fields.items() if value is not None}
     spec = RunSpec(**defaults | fields | {"dataset": dataset.name})
+    check_names(spec)
     spec = spec.replace(**parse_settings(settings, spec))
     check_spec(spec, settings)
     if "batch_size" not in fields and is_small:
@@ -146,33 +147,29 @@ def parse_settings(settings: Sequence[str], spec: RunSpec) -> dict[str, Any]:
         group, dot, option = name.partition(".")
         if not (equals and text):
             raise ValueError(f"--set takes NAME=VALUE, such as loss.tau=2, got {setting!r}.")
-        if dot and group in GROUPS:
-            known = _options_of(group, spec)
-            if known is not None and option not in known:
-                raise ValueError(f"--set {name}: {getattr(spec, group)!r} takes {', '.join(known) or 'no options'}.")
-            values = dict(fields.get(f"{group}_options", ()))
-            default = known[option] if known else None
-            numbers = () if group == "network" and "/" in spec.network else (bool, int, float, tuple)
-            values[option] = _parse(
-                name, text, *(numbers if known is None else () if default is None else (type(default),))
-            )
-            fields[f"{group}_options"] = options(**values)
-        elif name in OPTIONS:
-            raise ValueError(f"--set {name}: use --{name.replace('_', '-')}.")
-        elif name in FIELDS:
-            hint = get_type_hints(RunSpec)[name]
-            kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-            fields[name] = _parse(name, text, *(get_origin(kind) or kind for kind in kinds))
+        value = _parse(name, text, *_kinds(name, spec))
+        if dot:
+            fields[f"{group}_options"] = options(**dict(fields.get(f"{group}_options", ())) | {option: value})
         else:
-            raise ValueError(f"--set {name}: unknown. Known: {', '.join(FIELDS)}, and {'.X, '.join(GROUPS)}.X.")
+            fields[name] = value
     return fields
 
 
-def _options_of(group: str, spec: RunSpec) -> dict[str, Any] | None:
-    """Return the options of the spec's loss or head with their defaults; None if they are not known here."""
-    if group == "loss" and spec.loss in loss_names():
-        return loss_defaults(spec.loss)
-    return heads.option_defaults(spec.head) if group == "head" and spec.head in heads.names() else None
+def _kinds(name: str, spec: RunSpec) -> tuple[Any, ...]:
+    """Return the types that a setting may have; none if any type will do."""
+    group, dot, option = name.partition(".")
+    if dot and group in ("loss", "head"):
+        known = loss_defaults(spec.loss) if group == "loss" else heads.option_defaults(spec.head)
+        if option not in known:
+            raise ValueError(f"--set {name}: {getattr(spec, group)!r} takes {', '.join(known) or 'no options'}.")
+        return () if known[option] is None else (type(known[option]),)
+    if dot and group in GROUPS:  # models of other packages take words too
+        return () if group == "network" and "/" in spec.network else (bool, int, float, tuple)
+    if name not in FIELDS:
+        raise ValueError(f"--set {name}: not one of {', '.join(FIELDS)}, {'.X, '.join(GROUPS)}.X.")
+    hint = get_type_hints(RunSpec)[name]
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    return tuple(get_origin(kind) or kind for kind in kinds)
 
 
 def _parse(name: str, text: str, *kinds: Any) -> Any:

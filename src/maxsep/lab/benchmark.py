@@ -6,12 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep import MaxSeparationHead, separate, simplex
+from maxsep import MaxSeparation, MaxSeparationHead, simplex
 from maxsep.losses import fused_cross_entropy
 
 DENSE_LIMIT = 10_000
@@ -48,33 +49,20 @@ class Row:
 
 
 def measure(
-    classes: Sequence[int],
-    *,
-    batch: int = 128,
-    features: int = 512,
-    device: torch.device | str = "cpu",
-    seconds: float = 0.25,
-    on_start: Callable[[str, int], None] = lambda operation, classes: None,
+    classes: Sequence[int], *, batch: int = 128, features: int = 512, device: str = "cpu", seconds: float = 0.25
 ) -> list[Row]:
-    """Measure every operation at every number of classes, in 3 to 50 rounds.
+    """Measure every operation at every number of classes: 3 rounds, then up to 50 while `seconds` last.
 
-    Args:
-        classes: Numbers of classes, each at least 2.
-        batch: Samples per batch.
-        features: Width of the features.
-        device: Device to measure. On a CPU, call torch.set_num_threads(1) first unless threads are the question.
-        seconds: Time for each operation and size, after the first three rounds.
-        on_start: Called with each operation and size before it is measured.
+    On a CPU, call torch.set_num_threads(1) first unless threads are the question.
 
     >>> rows = measure([3], batch=2, features=4, seconds=0.0)
     >>> [row.form for row in rows if row.operation == "product"]
     ['maxsep', 'dense', 'plain']
     """
-    rows: list[Row] = []
+    place, rows = torch.device(device), []
     for count in classes:
-        for operation, forms in operations(count, batch, features, torch.device(device)).items():
-            on_start(operation, count)
-            rows += _compare(operation, count, forms, seconds, clock_of(torch.device(device), torch.get_num_threads()))
+        for operation, forms in operations(count, batch, features, place).items():
+            rows += _compare(operation, count, forms, seconds, clock_of(place, torch.get_num_threads()))
     return rows
 
 
@@ -107,57 +95,51 @@ def _compare(operation: str, classes: int, forms: Forms, seconds: float, clock: 
     return rows
 
 
+class Dense(nn.Module):
+    """The product with the dense matrix."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("matrix", simplex(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, C - 1) to logits (B, C)."""
+        return x @ self.get_buffer("matrix")
+
+
 def operations(classes: int, batch: int, features: int, device: torch.device) -> dict[str, Forms]:
-    """Return the forms of every operation; `plain` is nn.Linear from the features to the logits.
+    """Return the forms of every operation, forward and backward; `plain` is nn.Linear from features to logits.
 
-    `product` maps C-1 outputs to C logits, forward and backward. `head` goes from the features to the cross-entropy,
-    forward and backward with all gradients; `fused` never holds the logits.
+    `product` maps C-1 outputs to C logits. `head` goes from the features to the cross-entropy, with all gradients;
+    `fused` never holds the logits.
     """
-
-    def linear(outputs: int) -> nn.Linear:
-        return nn.Linear(features, outputs, device=device)
-
-    def product(logits: Callable[[Tensor], Tensor], width: int, layer: nn.Module | None = None) -> Call:
-        x = torch.randn(batch, width, device=device, requires_grad=True)
-        grad, parameters = torch.randn(batch, classes, device=device), list(layer.parameters()) if layer else []
-        return lambda: torch.autograd.grad(logits(x), [x, *parameters], grad)
-
-    def dense_product() -> Call:
-        p = simplex(classes, device=device)
-        return product(lambda x: x @ p, classes - 1)
-
-    def plain_product() -> Call:
-        layer = linear(classes)
-        return product(layer, features, layer)
-
-    def head(layer: nn.Module, logits: Callable[[Tensor], Tensor] | None = None) -> Call:
-        x = torch.randn(batch, features, device=device, requires_grad=True)
-        y, forward = torch.randint(classes, (batch,), device=device), logits or layer
-        return lambda: torch.autograd.grad(F.cross_entropy(forward(x), y), [x, *layer.parameters()])
-
-    def fused_head() -> Call:
-        layer = MaxSeparationHead(features, classes, device=device)
-        x = torch.randn(batch, features, device=device, requires_grad=True)
-        y = torch.randint(classes, (batch,), device=device)
-        return lambda: torch.autograd.grad(fused_cross_entropy(layer, x, y), [x, *layer.parameters()])
-
-    def dense_head() -> Call:
-        layer, p = linear(classes - 1), simplex(classes, device=device)
-        return head(layer, lambda x: layer(x) @ p)
-
-    return {
+    layers: dict[str, dict[str, Callable[[], nn.Module]]] = {
         "product": {
-            "maxsep": lambda: product(separate, classes - 1),
-            "dense": dense_product,
-            "plain": plain_product,
+            "maxsep": lambda: MaxSeparation(classes),
+            "dense": lambda: Dense(classes),
+            "plain": lambda: nn.Linear(features, classes),
         },
         "head": {
-            "maxsep": lambda: head(MaxSeparationHead(features, classes, device=device)),
-            "fused": fused_head,
-            "dense": dense_head,
-            "plain": lambda: head(linear(classes)),
+            "maxsep": lambda: MaxSeparationHead(features, classes),
+            "fused": lambda: MaxSeparationHead(features, classes),
+            "dense": lambda: nn.Sequential(nn.Linear(features, classes - 1), Dense(classes)),
+            "plain": lambda: nn.Linear(features, classes),
         },
     }
+
+    def prepare(operation: str, form: str) -> Call:
+        layer = layers[operation][form]().to(device)
+        width = classes - 1 if operation == "product" and form != "plain" else features
+        x = torch.randn(batch, width, device=device, requires_grad=True)
+        inputs, target = [x, *layer.parameters()], torch.randint(classes, (batch,), device=device)
+        if operation == "product":
+            grad = torch.randn(batch, classes, device=device)
+            return lambda: torch.autograd.grad(layer(x), inputs, grad)
+        if form == "fused":
+            return lambda: torch.autograd.grad(fused_cross_entropy(layer, x, target), inputs)
+        return lambda: torch.autograd.grad(F.cross_entropy(layer(x), target), inputs)
+
+    return {name: {form: partial(prepare, name, form) for form in forms} for name, forms in layers.items()}
 
 
 def spread_of(values: Sequence[float]) -> Spread:

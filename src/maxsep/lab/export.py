@@ -28,21 +28,15 @@ TOLERANCE = 1e-5
 
 
 def export(run: str | Path, out: str | Path, format: str = "safetensors") -> Path:
-    """Fold a finished run's head and write the model with all that is needed to use it.
+    """Fold a finished run's head, write the model with all that is needed to use it, and return the folder `out`.
 
     `maxsep.json` holds the labels, the preprocessing (size, mean, std), the threshold of the default score, and under
     `extra` all thresholds and the spec. The model takes normalised images and returns logits; probabilities are
     softmax(softmax_scale * logits) with `extra.softmax_scale`, which is 1 for every loss but `ldam`. The folder is
-    written as a whole or not at all.
+    written as a whole or not at all, and may replace an earlier export.
 
-    Args:
-        run: The run's folder.
-        out: Folder to write; it may hold an earlier export, but nothing else.
-        format: `safetensors`: weights, for `maxsep.load` and `maxsep predict`. `onnx`: a graph for any batch size with
-            the input `images` and the output `logits`; its logits are compared with the model's before it is written.
-
-    Returns:
-        The folder.
+    Formats: `safetensors` for `maxsep.load` and `maxsep predict`; `onnx` for any batch size, with the input `images`
+    and the output `logits`, which are compared with the model's before the file is written.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}.")
@@ -101,16 +95,9 @@ def _write_onnx(model: nn.Module, shape: Shape, path: Path) -> None:
         logger.setLevel(logging.ERROR)
         try:
             torch.onnx.export(
-                model,
-                (torch.zeros(2, *shape),),
-                path,
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                input_names=["images"],
-                output_names=["logits"],
-                external_data=False,
-                verbose=False,
-            )
+                model, (torch.zeros(2, *shape),), path, dynamo=True, input_names=["images"], output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False, verbose=False,
+            )  # fmt: skip
         finally:
             logger.setLevel(level)
 

@@ -221,15 +221,10 @@ def classify(
     threshold: float | None = None,
     top: int = 1,
 ) -> Iterator[Prediction | Unreadable]:
-    """Classify image files in their order; an unreadable file is reported and does not stop the others.
+    """Classify image files in their order, with the `top` classes; an unreadable file does not stop the others.
 
-    Args:
-        classifier: From `open_model`.
-        paths: Image files.
-        score: `max_logit`, `max_softmax` or `energy`; by default the classifier's own.
-        threshold: Images that score below it are unknown; None calls nothing unknown. `classifier.threshold(score)`
-            is the one that was set on held-out data.
-        top: Number of classes to return.
+    Images whose `score` (`max_logit`, `max_softmax` or `energy`; by default the classifier's) is below the threshold
+    are unknown. `classifier.threshold(score)` is the one that was set on held-out data; None calls nothing unknown.
     """
     score = classifier.score if score is None else score
     check_score(score)

@@ -89,13 +89,7 @@ def detect(
 
     The network computes in float32, scores are float64. With `spec.max_test` only so many outliers are used.
 
-    Args:
-        folder: The run's folder, with its weights.
-        protocol: What to measure.
-        data_root: Folder of the datasets; by default $MAXSEP_DATA.
-        device: auto, cpu or cuda.
-        dataset: The run's data, if their folder has moved; by default `spec.dataset`.
-        progress: Called with a line before each step that takes long.
+    `dataset` names the run's data if their folder has moved; `progress` is called with a line before each long step.
 
     Returns:
         The content of `detection.json`: closed-set accuracy, and for each set its origin, the metrics of every score on

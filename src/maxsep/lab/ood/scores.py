@@ -41,10 +41,8 @@ def logit_scores(logits: Tensor, softmax_scale: float = 1.0) -> dict[str, Tensor
 class MahalanobisScorer:
     """A fitted Mahalanobis detector with the sizes of its input step.
 
-    Attributes:
-        chosen: The step with the best mean AUROC against synthetic outliers; among equals the smallest.
-        validation: AUROC by kind of synthetic outlier and step.
-        chosen_on: Where the known images and those behind the outliers came from.
+    `chosen` is the step with the best mean AUROC against synthetic outliers (among equals the smallest), `validation`
+    that AUROC by kind and step, `chosen_on` where the images of both sides came from.
     """
 
     pipeline: Pipeline
@@ -112,11 +110,11 @@ def fit_mahalanobis(
     Args:
         pipeline: The trained network behind its normalisation, in evaluation mode.
         train: Its training images, on its device.
-        mean: Channel means (C,) of its normalisation, on the scale of 0 to 1.
+        mean: Channel means (C,) of its normalisation.
         std: Likewise; the step has the same size in every channel of the image before normalisation.
-        magnitudes: Steps to try; 0 is always among them.
-        held_out: Known images to choose the step on; by default a tenth of the training images. Half of them are used
-            as they are, outliers are made from the other half.
+        magnitudes: Steps to try besides 0.
+        held_out: Images to choose the step on: half as they are, half to make outliers from. By default a tenth of
+            the training images.
     """
     detector = Mahalanobis()
     with torch.no_grad():
@@ -135,12 +133,7 @@ def fit_mahalanobis(
 
 @dataclass
 class Scorer:
-    """All scores of one trained network.
-
-    Attributes:
-        softmax_scale: Factor on the logits before softmax and energy (`RunSpec.softmax_scale`).
-        mahalanobis: Adds the scores `mahalanobis_no_step` and `mahalanobis` (with the chosen step).
-    """
+    """All scores of one trained network; with Mahalanobis both without an input step and with the chosen one."""
 
     pipeline: Pipeline
     std: Tensor

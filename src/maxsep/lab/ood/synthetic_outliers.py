@@ -20,16 +20,9 @@ _SPECKLE = 0.6
 
 
 def synthetic_outliers(images: Tensor, mean: Tensor, std: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """Turn images of known classes into images of no class.
+    """Turn images of known classes, uint8 (N, C, H, W) with N at least 2, into images of no class, by kind.
 
-    Args:
-        images: uint8 (N, C, H, W), at least two.
-        mean: Channel means (C,); uniform noise lies in [-1, 1] after normalisation.
-        std: Channel standard deviations (C,).
-        seed: Seed of all random numbers.
-
-    Returns:
-        uint8 images of the same shape and device, by kind.
+    mean and std (C,) are those of the normalisation, after which uniform noise lies in [-1, 1].
 
     >>> made = synthetic_outliers(torch.full((2, 3, 8, 8), 200).byte(), torch.full((3,), 0.5), torch.full((3,), 0.5))
     >>> sorted(made)
