@@ -12,11 +12,26 @@ MATRIX_HEADS = ("maxsep", "cosine_maxsep", "maxsep_cosine")
 """Heads with the fixed matrix."""
 BASELINES = ("plain", "scaled", "control", "cosine", "centred_cosine")
 """Heads without it, which need no control."""
-HEADS = (
-    *("plain", "scaled", "control", "maxsep", "maxsep_rotated", "learnable_matrix", "extra_layer", "etf", "hpn"),
-    *("cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine"),
-)
-"""All heads in the order of tables."""
+HEADS = {
+    "plain": ("linear", "A linear layer from the features to the classes: the usual head."),
+    "scaled": ("linear \N{MULTIPLICATION SIGN} {radius}, not centred", "A linear head times the radius: the control "
+               "where no exact one was run. At radius 1 it is the linear head."),
+    "control": ("control, radius {radius}", "A linear layer times radius · sqrt(C/(C \N{MINUS SIGN} 1)), started "
+                "centred: under SGD it trains as maxsep does."),
+    "maxsep": ("maxsep, radius {radius}", "A linear layer to C \N{MINUS SIGN} 1 outputs, then the fixed matrix: "
+               "logits = radius · Pᵀx."),
+    "maxsep_rotated": ("maxsep rotated, radius {radius}", "The matrix times a fixed random orthogonal matrix."),
+    "learnable_matrix": ("learnable matrix, radius {radius}", "The matrix as the starting point of a trained one."),
+    "extra_layer": ("extra layer", "One more trained layer with a random start in place of the matrix."),
+    "etf": ("fixed simplex (ETF)", "The matrix directly on the features, with no trained layer between."),
+    "hpn": ("optimised prototypes", "Class vectors separated by gradient descent before training (Mettes et al., "
+            "Hyperspherical Prototype Networks, NeurIPS 2019)."),
+    "cosine": ("cosine", "Logits are cosines with trained vectors: LDAM's head, and the baseline of those below."),
+    "cosine_maxsep": ("maxsep after cosines", "The matrix behind a cosine layer; its control is cosine."),
+    "centred_cosine": ("centred cosine", "A linear head with centred and normalised logits."),
+    "maxsep_cosine": ("cosines with maxsep's columns", "Its control is centred cosine."),
+}  # fmt: skip
+"""Labels of the heads and what they are, in the order of tables."""
 _COSINE_CONTROLS = {
     "cosine": "cosine", "cosine_maxsep": "cosine", "centred_cosine": "cosine", "maxsep_cosine": "centred_cosine",
 }  # fmt: skip
@@ -77,7 +92,7 @@ class Method(NamedTuple):
     @property
     def order(self) -> tuple[object, ...]:
         """Cross-entropy first; in each loss the linear head, then controls and matrix by falling radius."""
-        rank = HEADS.index(self.head) if self.head in HEADS else len(HEADS)
+        rank = list(HEADS).index(self.head) if self.head in HEADS else len(HEADS)
         loss = self.loss != "cross_entropy", self.loss, len(self.loss_options), repr(self.loss_options)
         pair = -self.radius if rank <= 3 else -math.inf
         return (*loss, self.head != "plain", rank > 3, pair, rank, -self.radius, repr(self.head_options))

@@ -107,17 +107,40 @@ def curve_figures(id: str, title: str, histories: Histories) -> list[Figure]:
                 head = histories[name][0]
                 look = _look(head) | ({"marker": ""} if kind == "loss" else {"markersize": 3})
                 look |= {"markevery": -(-len(lines) // 25)} | (_UNDER if head in ("plain", "cosine") else {})
-                axes.plot([x["epoch"] + 1 for x in lines], [scale * x[key] for x in lines], label=name, **look)
+                _over_epochs(axes, lines, key, axis, scale, label=name, **look)
             values = [line[key] for lines in logs.values() for line in lines]
             if kind == "loss" and min(values) > 0 and max(values) > 20 * min(values):
-                steps = [10.0**k for k in range(-6, 4)]
-                steps = steps if max(values) > 100 * min(values) else [n * step for step in steps for n in (1, 2, 5)]
+                steps = [
+                    n * 10.0**k for k in range(-6, 4) for n in ((1,) if max(values) > 100 * min(values) else (1, 2, 5))
+                ]
                 _logarithmic(axes.yaxis, [step for step in steps if min(values) <= step <= max(values)])
-            axes.set(xlabel="epoch", ylabel=axis)
-            axes.xaxis.get_major_locator().set_params(integer=True)
             ends = "; ".join(f"{name} ends at {scale * lines[-1][key]:.3g}" for name, lines in logs.items())
             figures.append(_titled(figure, axes, f"{kind}-{id}", title, f"{axis.capitalize()}, {title}: {ends}."))
     return figures
+
+
+def norms_figure(histories: Histories) -> Figure:
+    """Draw the mean norm of features of known and unknown images over the epochs."""
+    ends = []
+    with canvas() as (figure, axes):
+        for name, (head, lines) in histories.items():
+            logged = [line for line in lines if "norm_unknown" in line]
+            for kind, dashes in (("known", "-"), ("unknown", (0, (4, 2)))):
+                look: dict[str, Any] = {"color": colour_of(head), "linestyle": dashes}
+                look["marker"] = "o" if len(logged) == 1 else ""
+                _over_epochs(axes, logged, f"norm_{kind}", "mean norm", label=f"{name}, {kind}", **look)
+                ends.append(f"{name}, {kind}: {logged[-1][f'norm_{kind}']:.2f}")
+        axes.set_ylim(bottom=0)
+        title, words = "Mean norm of features", f"In the last epoch {'; '.join(ends)}."
+        return _titled(figure, axes, "features-norms", title, f"{title}. {words}", words)
+
+
+def _over_epochs(
+    axes: Any, lines: Sequence[Mapping[str, Any]], key: str, name: str, scale: int = 1, **look: Any
+) -> None:
+    axes.plot([line["epoch"] + 1 for line in lines], [scale * line[key] for line in lines], **look)
+    axes.set(xlabel="epoch", ylabel=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def energy_figure(id: str, title: str, shapes: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -174,26 +197,6 @@ def _scatter(axes: Any, cloud: Mapping[str, Any], classes: Sequence[str]) -> Non
     points = cloud["unknown"][: 4 * _DOTS]
     look = {"color": INK, "markersize": 2.6, "markeredgewidth": 0.5, "alpha": 0.6}
     axes.plot([p[0] for p in points], [p[1] for p in points], "x", label="unknown", **look)
-
-
-def norms_figure(histories: Histories) -> Figure:
-    """Draw the mean norm of features of known and unknown images over the epochs."""
-    with canvas() as (figure, axes):
-        ends = []
-        for name, (head, lines) in histories.items():
-            logged = [line for line in lines if "norm_unknown" in line]
-            for kind, dashes in (("known", "-"), ("unknown", (0, (4, 2)))):
-                norms = [line[f"norm_{kind}"] for line in logged]
-                look = {"color": colour_of(head), "linestyle": dashes, "marker": "o" if len(logged) == 1 else ""}
-                axes.plot([line["epoch"] + 1 for line in logged], norms, label=f"{name}, {kind}", **look)
-                ends.append(f"{name}, {kind}: {norms[-1]:.2f}")
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        words = f"In the last epoch {'; '.join(ends)}."
-        return _titled(
-            figure, axes, "features-norms", "Mean norm of features", f"Mean norm of features. {words}", words
-        )
 
 
 def confusion_figure(id: str, title: str, matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> Figure:

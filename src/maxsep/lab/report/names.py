@@ -5,33 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maxsep.lab.data import Dataset
-from maxsep.lab.report.controls import Method
+from maxsep.lab.report.controls import HEADS, Method
 from maxsep.lab.spec import RunSpec
 
 NETWORKS = {
     **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
     **{"wrn40_2": "WideResNet-40-2", "vgg32": "VGG32", "resnet50": "ResNet-50", "resnet152": "ResNet-152"},
 }
-HEADS = {
-    "plain": ("linear", "A linear layer from the features to the classes: the usual head."),
-    "maxsep": ("maxsep, radius {radius}", "A linear layer to C \N{MINUS SIGN} 1 outputs, then the fixed matrix: "
-               "logits = radius · Pᵀx."),
-    "control": ("control, radius {radius}", "A linear layer times radius · sqrt(C/(C \N{MINUS SIGN} 1)), started "
-                "centred: under SGD it trains as maxsep does."),
-    "scaled": ("linear \N{MULTIPLICATION SIGN} {radius}, not centred", "A linear head times the radius: the control "
-               "where no exact one was run. At radius 1 it is the linear head."),
-    "maxsep_rotated": ("maxsep rotated, radius {radius}", "The matrix times a fixed random orthogonal matrix."),
-    "learnable_matrix": ("learnable matrix, radius {radius}", "The matrix as the starting point of a trained one."),
-    "extra_layer": ("extra layer", "One more trained layer with a random start in place of the matrix."),
-    "etf": ("fixed simplex (ETF)", "The matrix directly on the features, with no trained layer between."),
-    "hpn": ("optimised prototypes", "Class vectors separated by gradient descent before training (Mettes et al., "
-            "Hyperspherical Prototype Networks, NeurIPS 2019)."),
-    "cosine": ("cosine", "Logits are cosines with trained vectors: LDAM's head, and the baseline of those below."),
-    "cosine_maxsep": ("maxsep after cosines", "The matrix behind a cosine layer; its control is cosine."),
-    "maxsep_cosine": ("cosines with maxsep's columns", "Its control is centred cosine."),
-    "centred_cosine": ("centred cosine", "A linear head with centred and normalised logits."),
-}  # fmt: skip
-"""Labels of the heads, and what they are."""
 _LOSSES = {"ldam": "LDAM", "cross_entropy": "cross-entropy", "logit_adjusted": "logit adjustment"}
 _OPTIONS = {
     **{"max_margin": "margin {}", "reweight_from": "DRW from epoch {}", "rotation": "rotation {}"},

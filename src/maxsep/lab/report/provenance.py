@@ -7,6 +7,7 @@ from typing import Any
 
 from maxsep.lab.estimate import format_seconds
 from maxsep.lab.report import names
+from maxsep.lab.report.controls import HEADS
 from maxsep.lab.report.runs import Collection
 from maxsep.lab.run import Run
 
@@ -23,7 +24,7 @@ _WORDS = (
 def definitions(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
     """Explain the heads that are on the page, and the words of its tables."""
     here = {run.spec.head for run in runs}
-    return (*((label.format(radius="r"), text) for head, (label, text) in names.HEADS.items() if head in here), *_WORDS)
+    return (*((label.format(radius="r"), text) for head, (label, text) in HEADS.items() if head in here), *_WORDS)
 
 
 def facts(collection: Collection) -> tuple[tuple[str, str], ...]:
