@@ -170,7 +170,9 @@ def operate(images: Tensor, chosen: Tensor, tables: Tables) -> Tensor:
     counts.scatter_add_(2, pixels, tables.value[1].expand_as(pixels))  # a one for every pixel
     low, high = pixels.amin(2, keepdim=True), pixels.amax(2, keepdim=True)
     new = tables.values.index_select(0, chosen).unsqueeze(1).expand(-1, channels, -1)
-    new = torch.where(autocontrast, _stretch(low, high, tables), new)
+    ends = torch.add(high, low, alpha=256)
+    stretched = (tables.value * tables.scale.take(ends) + tables.offset.take(ends)).clamp(0, 255).to(torch.uint8)
+    new = torch.where(autocontrast, stretched, new)
     new = torch.where(equalise, _equalise(tables.value, counts, high, pixels.shape[2]), new)
 
     shades, count = _grey(pixels), pixels.shape[2]
@@ -205,12 +207,6 @@ def _smooth(images: Tensor) -> Tensor:
     # the sum of nine and four times the middle one, all over 13; it is never nearer than 1/26 to the next whole number
     inner.copy_(torch.add(F.avg_pool2d(values, 3, stride=1, divisor_override=13), inner, alpha=4 / 13))
     return values.long()
-
-
-def _stretch(low: Tensor, high: Tensor, tables: Tables) -> Tensor:
-    """Spread the values that occur over 0 to 255."""
-    ends = torch.add(high, low, alpha=256)
-    return (tables.value * tables.scale.take(ends) + tables.offset.take(ends)).clamp(0, 255).to(torch.uint8)
 
 
 def _equalise(value: Tensor, counts: Tensor, high: Tensor, pixels: int) -> Tensor:

@@ -100,21 +100,20 @@ class Dataset:
         `size` is the side of the square images that pictures are cut to; by default 32, and 224 for ImageNet.
         """
         stem, mark, own_size = typed.removeprefix(FOLDER).partition("?size=")
-        if size is not None:
-            if mark:
-                raise ValueError(f"the size is named twice, in {typed!r} and as {size}.")
-            mark, own_size = "?size=", str(size)
+        if size is not None and mark:
+            raise ValueError(f"the size is named twice, in {typed!r} and as {size}.")
+        suffix = f"{mark}{own_size}" if size is None else f"?size={size}"
         if typed.startswith(FOLDER) or not (stem in _FACTS or OpenSetSplit.parse(typed)):
             folder = find_folder(stem, root)
             if not stem or not folder.is_dir():
                 raise ValueError(f"{stem!r} is neither a known dataset ({', '.join(NAMES)}) nor a folder.")
             list_folder(folder)  # what has no classes is refused before anything is planned for it
             stem = f"{FOLDER}{folder}"
-        return cls.parse(f"{stem}{mark}{own_size}")
+        return cls.parse(f"{stem}{suffix}")
 
     def with_default_size(self, size: int) -> Dataset:
         """Return the same pictures at another size, unless the name has a size or the images have a fixed one."""
-        fixed = not self.has_pictures or "?size=" in self.name
+        fixed = not self._facts.sizes or "?size=" in self.name
         return self if fixed else Dataset.parse(f"{self.name}?size={size}")
 
     @property
@@ -148,11 +147,6 @@ class Dataset:
     def is_own(self) -> bool:
         """Whether this is a user's folder."""
         return self.source == "folder"
-
-    @property
-    def has_pictures(self) -> bool:
-        """Whether the images are made from picture files, at any size."""
-        return bool(self._facts.sizes)
 
     @property
     def is_imagenet(self) -> bool:

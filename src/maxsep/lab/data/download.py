@@ -51,11 +51,6 @@ class Source:
     folder: str
     files: tuple[RemoteFile, ...]
 
-    @property
-    def is_archive(self) -> bool:
-        """Whether the folder is unpacked from its one file."""
-        return self.files[0].name.endswith(".tar.gz")
-
 
 def _cifar(number: int, size: int, sha256: str) -> RemoteFile:
     name = f"cifar-{number}-python.tar.gz"
@@ -84,29 +79,30 @@ SOURCES = {
 def ensure(dataset: str, root: Path, *, fetch: bool = False, progress: Progress | None = None) -> None:
     """Make sure that `root` holds an official dataset: find it, unpack its archive, or download it if `fetch`."""
     source, folder = SOURCES[dataset], root / SOURCES[dataset].folder
-    if not _missing(source, folder):
+    is_archive = source.files[0].name.endswith(".tar.gz")
+    if not _missing(source, folder, is_archive):
         return
     if not fetch and not all((root / file.name).is_file() for file in source.files):
         names = " and ".join(file.name for file in source.files)
-        parts = f"{folder.name}/ " + (f"(or {names}, which is unpacked)" if source.is_archive else f"with {names}")
+        parts = f"{folder.name}/ " + (f"(or {names}, which is unpacked)" if is_archive else f"with {names}")
         parent = f" Did you mean {root.parent}?" if root.name in {one.folder for one in SOURCES.values()} else ""
         raise FileNotFoundError(f"{dataset} is not in {root}: expected {parts}.{parent} Add --download to fetch it.")
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f".{folder.name}.lock"):
         for left in root.glob(f".{folder.name}.tmp-*"):  # of a process that was killed: the lock is ours
             shutil.rmtree(left)
-        files = [download(file, root, fetch=fetch, progress=progress) for file in _missing(source, folder)]
+        files = [download(file, root, fetch=fetch, progress=progress) for file in _missing(source, folder, is_archive)]
         if files and folder.is_dir():
             _move(files, folder)
-        elif source.is_archive and files:
+        elif is_archive and files:
             write_folder(folder, lambda new: _unpack(files[0], new, folder.name))
         elif files:
             write_folder(folder, lambda new: _move(files, new))
 
 
-def _missing(source: Source, folder: Path) -> list[RemoteFile]:
-    is_there = folder.is_dir() and source.is_archive
-    return [file for file in source.files if not is_there and not (folder / file.name).is_file()]
+def _missing(source: Source, folder: Path, is_archive: bool) -> list[RemoteFile]:
+    is_unpacked = is_archive and folder.is_dir()
+    return [file for file in source.files if not is_unpacked and not (folder / file.name).is_file()]
 
 
 def _move(files: list[Path], folder: Path) -> None:

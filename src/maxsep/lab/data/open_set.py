@@ -98,12 +98,6 @@ class OpenSetSplit:
             return {name: lists[self.split] for name, lists in UNKNOWN_OF_CIFAR100.items()}
         return {"unknown": tuple(label for label in range(10) if label not in self.known)}
 
-    @property
-    def same_classes_as(self) -> int | None:
-        """An earlier split with the same known classes in another order, which is no independent repetition."""
-        lists = KNOWN[self.benchmark]
-        return next((i for i in range(self.split) if set(lists[i]) == set(self.known)), None)
-
 
 def keep_classes(images: ImageSet, classes: Sequence[int]) -> ImageSet:
     """Keep the images of some classes, in their order; a class's new label is its position in the list."""

@@ -18,8 +18,8 @@ from maxsep.lab.data.download import Progress
 from maxsep.lab.data.images import ImageSet, Splits, check_labels, draw_per_class, hold_out
 from maxsep.lab.spec import ORDERED, RunSpec
 
+# SHA-256 of the training labels in the order of the official files, one byte each
 _OFFICIAL = {"cifar100": "9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69b9ad7ebcb3"}
-"""SHA-256 of the training labels in the order of the official files, one byte each."""
 
 
 def prepare(
