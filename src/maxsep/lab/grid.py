@@ -21,7 +21,7 @@ from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
 from maxsep.lab.engine.trainer import StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
-from maxsep.lab.recipes import After, Recipe, canonical, select
+from maxsep.lab.recipes import After, Recipe, select
 from maxsep.lab.run import Run, State
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -95,12 +95,8 @@ class Summary:
 
 
 def unique(specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """List runs once, each after the run it starts from; `scaled` at radius 1 is `plain`.
-
-    >>> [spec.head for spec in unique([RunSpec(head="plain"), RunSpec(head="scaled"), RunSpec(head="maxsep")])]
-    ['plain', 'maxsep']
-    """
-    return list({stage.name: stage for spec in map(canonical, specs) for stage in stages(spec)}.values())
+    """List runs once, each after the run it starts from."""
+    return list({stage.name: stage for spec in specs for stage in stages(spec)}.values())
 
 
 def stages(spec: RunSpec) -> list[RunSpec]:
@@ -137,7 +133,7 @@ def check_data(
 
     The dataset of the first run is read last, and so is still in memory when training starts.
     """
-    unfinished = (spec for spec in specs if Run(Path(runs) / canonical(spec).name).state != "finished")
+    unfinished = (spec for spec in specs if Run(Path(runs) / spec.name).state != "finished")
     datasets = [Dataset.parse(spec.dataset) for spec in unfinished]
     for name in reversed(dict.fromkeys(data.source if data.open_set else data.name for data in datasets)):
         Dataset.parse(name).read(data_root, download=download)

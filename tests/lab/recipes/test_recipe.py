@@ -32,8 +32,7 @@ NAMES = {
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_run_can_be_built(name):
     recipe = recipes.get(name)
-    assert recipe.title
-    assert recipe.question.endswith("?")
+    assert recipe.about.endswith("?")
     for spec in recipe.specs(1):
         assert spec.head in heads.names()
         assert spec.network in networks.names()
@@ -68,7 +67,7 @@ def test_a_method_keeps_the_setting_and_may_change_any_field():
 
 
 def make(*blocks, **facts):
-    return Recipe(name="x", title="x", source="x", question="x?", blocks=blocks, seeds=(5, 6, 7), **facts)
+    return Recipe(name="x", about="x?", blocks=blocks, seeds=(5, 6, 7), **facts)
 
 
 PLAIN, MATRIX = Method(head="plain"), Method(head="maxsep")
@@ -92,7 +91,7 @@ def test_seeds_are_counted_or_named_and_a_block_may_have_its_own():
 
 
 def test_equal_runs_are_listed_once_and_limits_reach_all():
-    recipe = make(Block(settings=(SETTING,), methods=(PLAIN, Method(head="scaled"), PLAIN)))
+    recipe = make(Block(settings=(SETTING,), methods=(PLAIN, PLAIN)))
     (spec,) = recipe.specs(1, precision="bf16-mixed", max_train=50, max_test=20)
     assert (spec.head, spec.precision, spec.max_train, spec.max_test) == ("plain", "bf16-mixed", 50, 20)
 

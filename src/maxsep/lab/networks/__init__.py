@@ -41,7 +41,7 @@ def check_name(name: str, **options: Any) -> None:
 
     >>> check_name("vgg32", feature_size=2)
     """
-    if _is_external(name):
+    if name.partition("/")[0] in LIBRARIES:
         return
     if _ALIASES.get(name, name) not in _NETWORKS:
         known = [*names(), *sorted(_ALIASES), *(f"{library}/NAME" for library in LIBRARIES)]
@@ -68,11 +68,6 @@ def build(name: str, num_outputs: int, **options: Any) -> Network:
     if num_outputs < 1:
         raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
     check_name(name, **{key: value for key, value in options.items() if key != "shape"})
-    if _is_external(name):
+    if name.partition("/")[0] in LIBRARIES:
         return build_external(name, num_outputs, **options)
     return _NETWORKS[_ALIASES.get(name, name)](num_outputs, **options)
-
-
-def _is_external(name: str) -> bool:
-    library, slash, _ = name.partition("/")
-    return bool(slash) and library in LIBRARIES

@@ -52,9 +52,8 @@ def train_chosen(runs: Sequence[Run], seeds: Sequence[int]) -> list[RunSpec]:
 
 ADAM = Recipe(
     name="adam",
-    title="AdamW and the order of the classes",
-    source="Question 4 of docs/plan.md",
-    question="Does the matrix itself change anything under AdamW, and does the order of the classes decide it?",
+    about="Question 4 of docs/plan.md: "
+    "does the matrix itself change anything under AdamW, and does the order of the classes decide it?",
     blocks=(
         Block(
             settings=tuple(cell.replace(validation=HELD_OUT, learning_rate=rate) for cell in CELLS for rate in RATES),

@@ -48,9 +48,8 @@ def confirm(runs: Sequence[Run], seeds: Sequence[int]) -> list[RunSpec]:
 
 BASELINE = Recipe(
     name="baseline",
-    title="Does the plain baseline blow up?",
-    source="Question 2 of docs/plan.md",
-    question="What brings the gain on CIFAR-10: the matrix, its radius, or a plain baseline that starts unstable?",
+    about="Question 2 of docs/plan.md: "
+    "what brings the gain on CIFAR-10: the matrix, its radius, or a plain baseline that starts unstable?",
     blocks=(
         Block(
             settings=(_STEEP,),
@@ -70,9 +69,7 @@ BASELINE = Recipe(
 
 ARITHMETIC = Recipe(
     name="arithmetic",
-    title="The plain baseline in float32",
-    source="Question 2 of docs/plan.md",
-    question="Does the plain baseline start as unstably in float32 as in bfloat16?",
+    about="Question 2 of docs/plan.md: does the plain baseline start as unstably in float32 as in bfloat16?",
     # neither compilation nor TF32 is part of a spec: call grid.reproduce with Execution(compile=False,
     # cuda_graph=False), with NVIDIA_TF32_OVERRIDE=0 and without, each in a folder of runs of its own
     blocks=(

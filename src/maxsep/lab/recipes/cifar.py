@@ -74,9 +74,7 @@ def seeds(count: int) -> tuple[int, ...]:
 
 TABLE1 = Recipe(
     name="table1",
-    title="Balanced and long-tailed recognition",
-    source="Table 1",
-    question="Does the matrix raise accuracy on balanced and long-tailed CIFAR?",
+    about="Table 1: does the matrix raise accuracy on balanced and long-tailed CIFAR?",
     blocks=(
         Block(settings=cifar(RESNET), methods=RESNET_METHODS),
         Block(settings=cifar(CONVNET), methods=CONVNET_METHODS),
@@ -89,9 +87,8 @@ TABLE1 = Recipe(
 
 FIXED = Recipe(
     name="fixed",
-    title="Should the matrix be fixed?",
-    source="Figure on fixed against learnable separation",
-    question="Is a fixed matrix better than the same matrix trained on, or than one more trained layer?",
+    about="Figure on fixed against learnable separation: "
+    "is a fixed matrix better than the same matrix trained on, or than one more trained layer?",
     blocks=(
         Block(
             settings=cifar(RESNET),  # the paper does not name the network; it compares with Table 1
@@ -109,9 +106,8 @@ FIXED = Recipe(
 
 PROTOTYPES = Recipe(
     name="prototypes",
-    title="Closed form against optimised class vectors",
-    source="Table on optimised prototypes (Mettes et al.)",
-    question="Is the closed form better than class vectors that were pushed apart by gradient descent?",
+    about="Table on optimised prototypes (Mettes et al.): "
+    "is the closed form better than class vectors that were pushed apart by gradient descent?",
     blocks=(
         Block(
             settings=cifar(RESNET, imbalances=(1.0, 0.1, 0.01)),

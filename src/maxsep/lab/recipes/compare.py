@@ -77,9 +77,7 @@ def compare(
     check_names(setting)
     return Recipe(
         name="compare",
-        title="The matrix on other data",
-        source="not in the paper",
-        question="Does the matrix help on these data, and by more than its control does?",
+        about="Not in the paper: does the matrix help on these data, and by more than its control does?",
         blocks=(Block(settings=(setting,), methods=_methods(losses, radii or RADII, loss_options)),),
         seeds=tuple(range(seeds)),
     )
@@ -112,9 +110,7 @@ def _methods(losses: Sequence[str], radii: Sequence[float], loss_options: Option
 
 DEMO = Recipe(
     name="demo",
-    title="Long-tailed digits, and what the radius does",
-    source="not in the paper",
-    question="What do the matrix and its radius do on a small long-tailed problem?",
+    about="Not in the paper: what do the matrix and its radius do on a small long-tailed problem?",
     blocks=(
         Block(
             settings=(

@@ -19,9 +19,8 @@ _AUGMENTATION = {"imagenet_lt": "resized_crop_flip_jitter", "imagenet": "resized
 
 IMAGENET = Recipe(
     name="imagenet",
-    title="A thousand classes, balanced and long-tailed",
-    source="Table on ImageNet",
-    question="Does the matrix help with a thousand classes of photographs, and by more than its radius does?",
+    about="Table on ImageNet: "
+    "does the matrix help with a thousand classes of photographs, and by more than its radius does?",
     blocks=(
         Block(
             settings=tuple(

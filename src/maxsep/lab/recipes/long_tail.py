@@ -76,9 +76,8 @@ def _second_stage(imbalance: float) -> Block:
 
 LONG_TAIL = Recipe(
     name="longtail",
-    title="Methods for long tails, with and without the matrix",
-    source="Table on long-tailed methods (LDAM and MiSLAS)",
-    question="Does the matrix still help together with a method for long tails?",
+    about="Table on long-tailed methods (LDAM and MiSLAS): "
+    "does the matrix still help together with a method for long tails?",
     blocks=(
         Block(
             settings=tuple(_RESNET32.replace(schedule="ldam", imbalance=tail) for tail in _TAILS),
@@ -127,9 +126,7 @@ def candidates(augmentation: str) -> tuple[dict[str, float], ...]:
 
 BEYOND_SEARCH = Recipe(
     name="beyond_search",
-    title="The search behind the strongest recipe",
-    source="Beyond the paper",
-    question="Which weight decay and mixing does held-out training data prefer?",
+    about="Beyond the paper: which weight decay and mixing does held-out training data prefer?",
     blocks=tuple(
         Block(settings=(small(dataset, augmentation, validation=HELD_OUT, **changes),), methods=(ADJUSTED_PLAIN,))
         for dataset in DATASETS
@@ -178,9 +175,8 @@ def _large_blocks() -> tuple[Block, ...]:
 
 BEYOND = Recipe(
     name="beyond",
-    title="The strongest recipe for long tails, and what each part of it brings",
-    source="Beyond the paper",
-    question="How far do a loss and an augmentation for long tails carry these networks, and what does the head add?",
+    about="Beyond the paper: "
+    "how far do a loss and an augmentation for long tails carry these networks, and what does the head add?",
     blocks=(*_small_blocks(), *_large_blocks()),
     seeds=seeds(3),
 )

@@ -83,9 +83,8 @@ _ADAMW = _WRN.replace(optimiser="adamw", learning_rate=1e-3, nesterov=False, wei
 
 OOD = Recipe(
     name="ood",
-    title="Out-of-distribution detection",
-    source="Table on out-of-distribution detection",
-    question="Does a network trained with the matrix tell images from outside its classes better?",
+    about="Table on out-of-distribution detection: "
+    "does a network trained with the matrix tell images from outside its classes better?",
     blocks=(Block(settings=(_WRN, _ADAMW), methods=_METHODS),),
     seeds=(1, 2, 3),
     after=Detect(OODProtocol(outliers=("svhn", "places", "cifar10"))),
@@ -107,9 +106,7 @@ _AUGMENTATION = {"cifar10": "rand_augment_m6", "cifar+": "rand_augment_m6", "svh
 
 OPEN_SET = Recipe(
     name="openset",
-    title="Open-set recognition",
-    source="Table on open-set recognition",
-    question="Does the matrix help to tell classes that were never trained on?",
+    about="Table on open-set recognition: does the matrix help to tell classes that were never trained on?",
     blocks=(
         Block(
             settings=tuple(  # all benchmarks of the first split, then of the next
@@ -127,9 +124,8 @@ OPEN_SET = Recipe(
 _PLANE = {"network_options": options(feature_size=2), "schedule_options": options(cycles=1)}
 FEATURES2D = Recipe(
     name="features2d",
-    title="Features in the plane",
-    source="Supplementary material, two-dimensional features",
-    question="Do features of unknown classes become shorter than those of known ones?",
+    about="Supplementary material, two-dimensional features: "
+    "do features of unknown classes become shorter than those of known ones?",
     blocks=(Block(settings=(_VGG.replace(epochs=200, features_at=(15, 200), **_PLANE),), methods=_METHODS[:2]),),
     seeds=(0,),
 )

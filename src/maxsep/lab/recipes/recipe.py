@@ -70,15 +70,13 @@ class After(Protocol):
 class Recipe:
     """One table or figure: data from which its runs follow.
 
-    `source` is where the paper has it, `seeds` are those of a full run, `after` is a step after training, `subset_seed`
-    gives the seed of a run's long-tailed subset, and `follow_up` lists the runs that depend on the results of the
-    others, from these and the seeds.
+    `about` names its source and its question, `seeds` are those of a full run, `after` is a step after training,
+    `subset_seed` gives the seed of a run's long-tailed subset, and `follow_up` lists the runs that depend on results,
+    from the finished runs and the seeds.
     """
 
     name: str
-    title: str
-    source: str
-    question: str
+    about: str
     blocks: tuple[Block, ...]
     seeds: tuple[int, ...]
     after: After | None = None
@@ -97,14 +95,14 @@ class Recipe:
         """List the runs, without those of `follow_up`.
 
         The seed is the slowest index and the method the fastest: whenever the work is cut short, the finished runs can
-        be compared in pairs. `scaled` at radius 1 is `plain`, so it is listed once, as `plain`.
+        be compared in pairs.
 
         Args:
             seeds: How many seeds, or which; all of the recipe's own by default.
-            epochs: Train shorter or longer than the protocol; steps of the schedule and of the loss are stretched
-                with it. A second stage, short as it is, is only cut.
+            epochs: Another number of epochs; steps of the schedule and of the loss are stretched with it. A second
+                stage, short as it is, is only cut.
             only: Keep the runs that `select` selects; no match is a ValueError.
-            precision: Precision such as `bf16-mixed` of all runs whose method names none; `32-true` by default.
+            precision: Of all runs whose method names none; `32-true` by default.
             max_train: Keep at most this many training images (a smoke run, not a result).
             max_test: Keep at most this many test images.
         """
@@ -115,7 +113,7 @@ class Recipe:
         for seed, setting, method in self._cells(self.choose_seeds(seeds)):
             spec = method.on(setting.replace(seed=seed, **pinned)).replace(**changes)
             spec = spec.replace(subset_seed=self.subset_seed(spec))
-            specs.append(canonical(spec if epochs is None else _with_epochs(spec, epochs)))
+            specs.append(spec if epochs is None else _with_epochs(spec, epochs))
         selected = {spec.name: spec for spec in select(specs, only)}
         if not selected:
             cells = sorted({f"{spec.dataset} {spec.imbalance:g} {spec.network} {spec.head}" for spec in specs})
@@ -137,16 +135,6 @@ class Recipe:
                 if number < len(block.seeds or seeds):
                     own_seed = block.seeds[number] if block.seeds else seed
                     yield from ((own_seed, setting, method) for setting in block.settings for method in block.methods)
-
-
-def canonical(spec: RunSpec) -> RunSpec:
-    """Give equal runs one name: `scaled` at radius 1 computes what `plain` computes.
-
-    >>> canonical(RunSpec(head="scaled", radius=1.0)).head
-    'plain'
-    """
-    is_plain = spec.head == "scaled" and spec.radius == 1 and not spec.head_options
-    return spec.replace(head="plain") if is_plain else spec
 
 
 def select(specs: Sequence[RunSpec], only: str | None) -> list[RunSpec]:
