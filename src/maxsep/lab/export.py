@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from maxsep.packages import load_package
 from maxsep.surgery import fold, save
 from maxsep.surgery.save import DESCRIPTION
 
+FORMATS = ("safetensors", "onnx")
 TOLERANCE = 1e-5
 """Largest error of an ONNX file's logits, relative to the largest logit if that is above 1."""
 
@@ -40,21 +40,14 @@ def export(run: str | Path, out: str | Path, format: str = "safetensors") -> Pat
     """
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}.")
-    result = Run(run)
-    if result.state == "finished" and not result.has_weights:
-        raise FileNotFoundError(f"{run} was kept without its weights, so it cannot be exported.")
+    result, out = Run(run), Path(out)
+    description = _describe(result)
     model = fold(load_model(run)[0]).float().eval()
-    FORMATS[format](model, result, Path(out))
-    return Path(out)
-
-
-def _to_safetensors(model: nn.Module, run: Run, out: Path) -> None:
-    save(model, out, **_describe(run))
-
-
-def _to_onnx(model: nn.Module, run: Run, out: Path) -> None:
-    channels, height, width = run.preprocessing["shape"]
-    description = _describe(run) | {"maxsep_version": __version__, "torch_version": torch.__version__}
+    if format == "safetensors":
+        save(model, out, **description)
+        return out
+    channels, height, width = result.preprocessing["shape"]
+    description |= {"maxsep_version": __version__, "torch_version": torch.__version__}
 
     def write(folder: Path) -> None:
         _write_onnx(model, (channels, height, width), folder / ONNX)
@@ -63,9 +56,7 @@ def _to_onnx(model: nn.Module, run: Run, out: Path) -> None:
         (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
     write_folder(out, write)
-
-
-FORMATS: dict[str, Callable[[nn.Module, Run, Path], None]] = {"safetensors": _to_safetensors, "onnx": _to_onnx}
+    return out
 
 
 def _describe(run: Run) -> dict[str, Any]:

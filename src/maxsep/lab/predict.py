@@ -78,39 +78,35 @@ def open_model(folder: str | Path, device: str = "auto") -> Classifier:
 
     Raises FileNotFoundError if a file is missing, ValueError if the folder holds something else or is damaged.
     """
-    folder = Path(folder)
-    place = pick_device(device)
+    folder, place = Path(folder), pick_device(device)
     if (folder / "result.json").is_file():
-        return _open_run(folder, place)
-    if not (folder / DESCRIPTION).is_file():
+        run = Run(folder)
+        extra: dict[str, Any] = {"spec": run.spec.to_dict(), "unknown": run.unknown}
+        description = {"labels": run.preprocessing["classes"], "preprocessing": run.preprocessing, "extra": extra}
+        forward = _in_torch(fold(load_model(folder)[0]), place)
+    elif not (folder / DESCRIPTION).is_file():
         raise FileNotFoundError(f"{folder} is neither a finished run (result.json) nor an export ({DESCRIPTION}).")
-    if (folder / ONNX).is_file():
+    elif (folder / ONNX).is_file():
         if device == "cuda":
             raise ValueError(f"{folder / ONNX} runs on the CPU: device must be auto or cpu, got 'cuda'.")
-        description = _read_description(folder, ONNX)
-        return _classifier(folder, description, description["extra"], open_onnx(folder / ONNX))
-    return _open_safetensors(folder, place)
+        description, forward = _read_description(folder, ONNX), open_onnx(folder / ONNX)
+    else:
+        description = _read_description(folder, WEIGHTS)
+        forward = _in_torch(_load_folded(folder, description), place)
+    preprocessing, extra = description["preprocessing"], description["extra"]
+    channels, height, width = preprocessing["shape"]
+    mean, std = torch.tensor(preprocessing["mean"]), torch.tensor(preprocessing["std"])
+    labels, spec = tuple(description["labels"]), RunSpec.from_dict(extra["spec"])
+    return Classifier(folder, labels, (channels, height, width), mean, std, extra["unknown"], forward, spec)
 
 
-def _open_run(folder: Path, device: torch.device) -> Classifier:
-    run = Run(folder)
-    if not run.has_weights:
-        raise FileNotFoundError(f"{folder} was kept without its weights, so it cannot predict.")
-    description = {"preprocessing": run.preprocessing, "labels": run.preprocessing["classes"]}
-    extra = {"unknown": run.unknown, "spec": run.spec.to_dict()}
-    return _classifier(folder, description, extra, _in_torch(fold(load_model(folder)[0]), device))
-
-
-def _open_safetensors(folder: Path, device: torch.device) -> Classifier:
-    description = _read_description(folder, WEIGHTS)
-    extra = description["extra"]
+def _load_folded(folder: Path, description: dict[str, Any]) -> nn.Module:
     channels, height, width = description["preprocessing"]["shape"]
+    spec = RunSpec.from_dict(description["extra"]["spec"]).replace(class_order=None)  # folded rows are in class order
     with torch.random.fork_rng(devices=[]):
-        spec = RunSpec.from_dict(extra["spec"]).replace(class_order=None)  # a folded layer has its rows in class order
-        network = build_model(spec, (channels, height, width), len(description["labels"]))
-    folded = fold(network)
+        folded = fold(build_model(spec, (channels, height, width), len(description["labels"])))
     load(folder, folded)
-    return _classifier(folder, description, extra, _in_torch(folded, device))
+    return folded
 
 
 def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
@@ -126,16 +122,6 @@ def _read_description(folder: Path, model: str) -> dict[str, Any]:
     if "spec" not in (description.get("extra") or {}):
         raise ValueError(f"{folder / DESCRIPTION} was written by maxsep.save, not by maxsep export: it has no spec.")
     return description
-
-
-def _classifier(
-    folder: Path, description: dict[str, Any], extra: dict[str, Any], forward: Callable[[Tensor], Tensor]
-) -> Classifier:
-    preprocessing = description["preprocessing"]
-    channels, height, width = preprocessing["shape"]
-    mean, std = torch.tensor(preprocessing["mean"]), torch.tensor(preprocessing["std"])
-    labels, spec = tuple(description["labels"]), RunSpec.from_dict(extra["spec"])
-    return Classifier(folder, labels, (channels, height, width), mean, std, extra["unknown"], forward, spec)
 
 
 def _in_torch(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:

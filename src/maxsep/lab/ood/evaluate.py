@@ -96,8 +96,6 @@ def detect(
         all images and on draws, those of every input step, histograms of the negative energy, and unreadable files.
     """
     run = Run(folder)
-    if not run.has_weights:
-        raise FileNotFoundError(f"{folder} was kept without its weights, so it cannot score images.")
     place = pick_device(device)
     data = prepare(moved(run.spec, dataset, data_root, run.preprocessing["shape"]), data_root)
     with full_precision():
