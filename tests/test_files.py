@@ -154,13 +154,6 @@ def test_flipped_bits_cuts_and_additions_are_refused(saved, name):
     verify_folder(saved, NAMES)
 
 
-def test_damage_is_reported_with_file_and_both_checksums(saved):
-    (saved / "a.bin").write_bytes(b"other")
-    was, now = hashlib.sha256(bytes(range(200))).hexdigest(), hashlib.sha256(b"other").hexdigest()
-    with pytest.raises(ValueError, match=rf"a\.bin.*{was}.*{now}"):
-        verify_folder(saved, NAMES)
-
-
 @pytest.mark.parametrize("name", ["a.bin", MANIFEST, ""])
 def test_missing_files_are_named(saved, name):
     (saved / name).rename(saved.parent / "elsewhere")
@@ -175,6 +168,16 @@ def test_manifests_of_other_contents_are_refused(saved, manifest):
         verify_folder(saved, NAMES)
     with pytest.raises(ValueError, match=MANIFEST):
         verify_folder(saved, NAMES[:1])
+
+
+def test_the_manifest_lists_every_file_and_no_other(saved):
+    with pytest.raises(ValueError, match=MANIFEST):
+        verify_folder(saved, NAMES[:1])
+    manifest = json.loads((saved / MANIFEST).read_text())
+    del manifest["files"]["b.json"]
+    (saved / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(ValueError, match=MANIFEST):
+        verify_folder(saved, NAMES)
 
 
 def test_a_folder_with_files_of_somebody_else_is_not_replaced(tmp_path):

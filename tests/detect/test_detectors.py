@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -172,6 +173,25 @@ def test_grad_modes_of_the_caller_do_not_matter(name):
         torch.testing.assert_close(detector.score([X]), whole, **NEAR)
 
 
+@every
+def test_only_scores_are_kept_in_memory(name):
+    net, seen, alive = network(), [], []
+    detector = fitted(name, net)
+    net.body.register_forward_hook(lambda module, inputs, output: seen.append(weakref.ref(output)))
+
+    def loader():
+        for _ in range(6):
+            batch = X.clone()
+            seen.append(weakref.ref(batch))
+            yield batch
+            del batch
+            alive.append(sum(reference() is not None for reference in seen))
+
+    detector.score(loader())
+    assert len(seen) >= 12
+    assert max(alive[1:]) == alive[1]
+
+
 def test_thresholds():
     detector = fitted("odin")
     assert detector.threshold(X.split(4), tpr=0.5) == pytest.approx(threshold_at_tpr(detector.score(X), 0.5), rel=1e-9)
@@ -217,14 +237,6 @@ def test_invalid_functions_options_and_models():
     for magnitude in (-1, float("nan")):
         with pytest.raises(ValueError, match="magnitude"):
             ODIN(nn.Identity(), magnitude=magnitude)
-
-
-def test_the_odin_step_of_a_linear_model():
-    # f = (2x, 0): class 0 is predicted, its probability grows with x, and the step is +magnitude / std
-    model = nn.Linear(1, 2, bias=False)
-    model.weight.data = torch.tensor([[2.0], [0.0]])
-    score = ODIN(model, temperature=4.0, magnitude=0.5, std=2.0).score(torch.tensor([[1.0]]))
-    assert score.item() == pytest.approx(torch.tensor(2 * 1.25 / 4).sigmoid().item(), abs=1e-6)
 
 
 def test_odin_keeps_its_direction_in_half_precision_at_a_high_temperature():

@@ -160,6 +160,8 @@ def test_meta_device_then_to_empty(name, x):
     ready.to_empty(device="cpu").reset_parameters()
     assert bool(ready(x).isfinite().all())
     assert bool(ready(x).abs().sum() > 0)
+    if name == "hpn":  # prototypes that nobody can see are not optimised
+        small(name, iterations=10**12, device="meta")
     if list(assigned.parameters()):
         assigned.load_state_dict(head.state_dict(), assign=True)
         torch.testing.assert_close(assigned(x), head(x))

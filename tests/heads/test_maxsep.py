@@ -100,10 +100,13 @@ def test_from_linear_keeps_every_probability(in_features, order, num_classes, ra
 
 def test_from_linear_keeps_mode_dtype_and_what_is_trained():
     linear = nn.Linear(6, 4).to(torch.bfloat16).eval()
-    linear.weight.requires_grad_(False)
+    linear.bias.requires_grad_(False)
     head = MaxSeparationHead.from_linear(linear)
     assert (head.weight.dtype, head.training) == (torch.bfloat16, False)
-    assert (head.weight.requires_grad, head.bias.requires_grad) == (False, True)
+    assert (head.weight.requires_grad, head.bias.requires_grad) == (True, False)
+    half = nn.Linear(6, 300).to(torch.bfloat16)  # rounded once
+    exact = MaxSeparationHead.from_linear(copy.deepcopy(half).double()).weight
+    torch.testing.assert_close(MaxSeparationHead.from_linear(half).weight.double(), exact, rtol=2**-8, atol=1e-5)
     with pytest.raises(TypeError, match="linear"):
         MaxSeparationHead.from_linear(nn.Conv2d(1, 1, 1))
 

@@ -132,17 +132,6 @@ def test_a_retained_graph_gives_the_same_gradients_again(algorithm):
 
 
 @both
-def test_second_derivatives_are_refused(algorithm):
-    layer, one = layer_of(9, 6, 4), torch.ones(6, dtype=torch.float64)
-    for value in (
-        layer_logsumexp(layer, algorithm)[0].sum(),
-        weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, algorithm),
-    ):
-        with pytest.raises(RuntimeError, match="first derivatives"):
-            torch.autograd.grad(value, layer.x, create_graph=True)
-
-
-@both
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
 def test_half_precision_with_a_loss_scale(algorithm, is_chunked, dtype, tolerance, monkeypatch):

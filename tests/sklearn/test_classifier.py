@@ -175,6 +175,16 @@ def test_features_whose_variance_leaves_their_precision(dtype, factor):
     assert next(classifier.module_[1].parameters()).dtype == (torch.float32 if dtype == np.float32 else torch.float64)
 
 
+def test_features_of_any_scale_and_offset():
+    X, y = data()
+    expected = quick().fit(X, y).predict_proba(X)
+    moved = X * np.array([1e-6, 1, 1e6, 1, 1, 1]) + np.array([0, 1e6, 0, -300, 0, 0])
+    np.testing.assert_allclose(quick().fit(moved, y).predict_proba(moved), expected, atol=1e-6)
+    constant = np.hstack([X, np.tile(np.linspace(0.1, 0.9, 30), (120, 1))])  # some means are rounded
+    standardise = quick().fit(constant, y).module_[0]
+    assert abs(standardise(torch.tensor(constant))[:, 6:]).max() < 1e-9
+
+
 def test_standardisation_is_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     X, weight = rng.normal(3, 7, (50, 4)), rng.uniform(0.1, 2, 50)

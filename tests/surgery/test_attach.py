@@ -13,12 +13,6 @@ def mlp(**options) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3, **options))
 
 
-def test_in_place_and_the_old_number_of_classes_by_default():
-    model = mlp()
-    assert maxsep.attach(model, radius=0.1) is model
-    assert repr(model[2]) == "MaxSeparationHead(in_features=6, num_classes=3, radius=0.1)"
-
-
 def test_bare_layer_gives_the_head_and_is_left_alone():
     layer = nn.Linear(6, 3)
     before = layer.weight.clone()

@@ -10,7 +10,7 @@ from torch import nn
 
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead
-from maxsep.heads import ETFHead, build
+from maxsep.heads import ETFHead, ScaledHead, build
 
 SIZES = st.integers(2, 300), st.integers(1, 20), st.floats(1e-2, 1e2), st.integers(0, 2**31)
 
@@ -33,8 +33,8 @@ def test_fixed_parts_are_frozen_and_trained_ones_are_not():
     assert [p.requires_grad for p in cosine.parameters()] == [True, True, False]
     assert [p.requires_grad for p in maxsep.fold(ETFHead(12, 5, bias=True)).parameters()] == [False, True]
     head = MaxSeparationHead(12, 5)
-    head.weight.requires_grad_(False)
-    assert [p.requires_grad for p in maxsep.fold(head).parameters()] == [False, True]
+    head.bias.requires_grad_(False)
+    assert [p.requires_grad for p in maxsep.fold(head).parameters()] == [True, False]
     trained = build("learnable_matrix", 12, 5)
     trained.weight.requires_grad_(False)
     assert maxsep.fold(trained).weight.requires_grad
@@ -61,13 +61,16 @@ def test_matrix_alone_is_written_out_and_frozen():
     assert type(maxsep.fold(MaxSeparation(5))) is nn.Linear
 
 
-@pytest.mark.parametrize("reason", ["shared", "watched"])
+@pytest.mark.parametrize("reason", ["shared", "forward", "forward_pre", "kind"])
 def test_layer_that_others_use_or_watch_is_not_merged(reason):
     layer = nn.Linear(4, 4)
     model = nn.Sequential(layer, MaxSeparation(5), nn.Linear(5, 4), layer, MaxSeparation(5))
-    if reason == "watched":
+    if reason != "shared":
         model = model[:2]
-        layer.register_forward_hook(lambda *_: None)
+    if reason.startswith("forward"):
+        getattr(layer, f"register_{reason}_hook")(lambda *_: None)
+    if reason == "kind":
+        model[0] = type("Other", (nn.Linear,), {"forward": lambda self, x: 2 * nn.Linear.forward(self, x)})(4, 4)
     folded, x = maxsep.fold(model), torch.randn(10, 4)
     torch.testing.assert_close(folded(x), model(x))
     assert folded[0].out_features == 4
@@ -173,8 +176,21 @@ class SharpenedFolded(Sharpened):
         return 2 * weight, 2 * bias
 
 
+class Clipped(ETFHead):
+    def features(self, x):
+        return super().features(x).clamp(-1, 1)
+
+
+class Flipped(MaxSeparation):
+    def forward(self, x):
+        return -super().forward(x)
+
+
 def test_subclasses_that_change_the_logits_are_refused():
-    with pytest.raises(ValueError, match="Sharpened overrides forward"):
-        maxsep.fold(nn.Sequential(nn.Linear(4, 4), Sharpened(4, 3)))
+    shifted = type("Shifted", (ScaledHead,), {"layer": lambda self, x: x[..., :3] + 1})(4, 3)
+    parts = {"forward": Sharpened(4, 3), "features": Clipped(4, 3), "layer": shifted, "Flipped": Flipped(5)}
+    for message, part in parts.items():
+        with pytest.raises(ValueError, match=message):
+            maxsep.fold(nn.Sequential(nn.Linear(4, 4), part))
     head, x = SharpenedFolded(4, 3), torch.randn(5, 4)
     assert relative_error(maxsep.fold(head)(x), head(x)) <= 1e-5

@@ -130,6 +130,12 @@ def refusals():
     clipped = MaxSeparationHead(4, 3)
     clipped.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
     yield clipped, SGD(clipped.parameters(), 0.1), [], "weight"
+    other = type("Other", (MaxSeparationHead,), {})(4, 3)  # its plain form may have another factor
+    yield other, SGD(other.parameters(), 0.1), [], "Other"
+    for register in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
+        watched = nn.Sequential(MaxSeparationHead(4, 3))
+        getattr(watched[0], f"register_{register}_hook")(lambda *_: None)
+        yield watched, SGD(watched.parameters(), 0.1), [], "hooks"
 
 
 def test_what_cannot_go_on_alike_is_refused_and_unchanged():

@@ -6,7 +6,6 @@ import torchvision.models as zoo
 from torch import nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.densenet import DenseNet
-from torchvision.models.mobilenetv2 import MobileNetV2
 from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
@@ -31,7 +30,6 @@ FAMILIES = {
     "resnet": (lambda: ResNet(BasicBlock, [1, 1, 1, 1]), "fc"),
     "vgg": (vgg, "classifier.6"),
     "densenet": (lambda: DenseNet(4, (1, 1, 1, 1), 8), "classifier"),
-    "mobilenet_v2": (lambda: MobileNetV2(width_mult=0.1), "classifier.1"),
     "mobilenet_v3": (zoo.mobilenet_v3_small, "classifier.3"),
     "efficientnet": (zoo.efficientnet_b0, "classifier.1"),
     "convnext": (lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)]), "classifier.2"),

@@ -51,7 +51,8 @@ class HPNHead(LayerHead):
             self.prototypes.copy_(self._start())
 
     def _start(self) -> Tensor:
-        prototypes = optimise_prototypes(self.num_classes, self.num_classes - 1, self.iterations)
+        iterations = 1 if self.weight.is_meta else self.iterations
+        prototypes = optimise_prototypes(self.num_classes, self.num_classes - 1, iterations)
         return prototypes.to(self.weight.detach(), copy=True)
 
     def features(self, x: Tensor) -> Tensor:

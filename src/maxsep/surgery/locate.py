@@ -57,8 +57,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise if the model is wrapped: wrappers keep references to the old parameters and code."""
-    if (inner := _wrapped(model)) is not None:
-        raise ValueError(f"model must not be wrapped, got {type(model).__name__}: change its {type(inner).__name__}")
+    if _wrapped(model) is not None:
+        raise ValueError(f"model must not be wrapped, got {type(model).__name__}: change its inside and wrap it anew")
 
 
 def refuse_shared(model: nn.Module, heads: Sequence[Head]) -> None:

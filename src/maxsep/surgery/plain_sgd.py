@@ -32,7 +32,7 @@ def to_plain_sgd(model: nn.Module, optimiser: torch.optim.SGD, *schedulers: Any)
     layer has a param group of its own, unless the head had one.
 
     Args:
-        model: A network with one or more MaxSeparationHead, such as `attach` returns.
+        model: A network with one or more MaxSeparationHead, such as `attach` returns; wrap it in DDP again afterwards.
         optimiser: The torch.optim.SGD that trains it: momentum, Nesterov and coupled decay, but not `maximize`.
         schedulers: All learning rate schedulers of the optimiser. Their rates must be proportional to the base rate.
 
@@ -47,14 +47,16 @@ def to_plain_sgd(model: nn.Module, optimiser: torch.optim.SGD, *schedulers: Any)
     [(0.1, 0.01), (0.0015, 0.6667)]
     """
     refuse_wrapped(model)
-    heads = [head for _, head in find_heads(model) if isinstance(head, MaxSeparationHead)]
+    # not of a subclass, whose plain form may have another factor than k
+    heads = [head for _, head in find_heads(model) if type(head) is MaxSeparationHead]
     if not heads or len(heads) < len(find_heads(model)):
-        raise TypeError(f"model must have a MaxSeparationHead and no other head, got {find_heads(model)}")
+        kinds = [type(head).__name__ for _, head in find_heads(model)]
+        raise TypeError(f"model must have a MaxSeparationHead and no other head, got {kinds}")
     parts = list(chain.from_iterable(getattr(scheduler, "_schedulers", [scheduler]) for scheduler in schedulers))
     _check_optimiser(optimiser, parts)
     for head in heads:
         refuse_shared(model, [head])
-        _check_parameters(optimiser, head)
+        _check_head(optimiser, head)
     layers = {head: fold(head) for head in heads}
     for head, layer in layers.items():
         k = head.radius**2 * head.num_classes / (head.num_classes - 1)
@@ -80,7 +82,9 @@ def _check_optimiser(optimiser: torch.optim.SGD, schedulers: list[Any]) -> None:
             raise ValueError(f"schedulers must be of the optimiser, got {kind} of another one")
 
 
-def _check_parameters(optimiser: torch.optim.SGD, head: MaxSeparationHead) -> None:
+def _check_head(optimiser: torch.optim.SGD, head: MaxSeparationHead) -> None:
+    if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
+        raise ValueError("the head must have no hooks, got some: the new layer would not have them")
     trained = {parameter for group in optimiser.param_groups for parameter in group["params"]}
     for name, parameter in head.named_parameters():
         if parameter.requires_grad and parameter not in trained:

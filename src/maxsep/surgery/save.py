@@ -66,7 +66,7 @@ def save(
     """
     from maxsep import __version__
 
-    safetensors = _safetensors()
+    safetensors = load_package("safetensors.torch", "save")
     inner = _checked_model(model)
     for name, tensor in _tensors(inner).items():
         if tensor.is_meta:
@@ -113,7 +113,7 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     >>> torch.equal(other(x), head(x))
     True
     """
-    safetensors = _safetensors()
+    safetensors = load_package("safetensors.torch", "save")
     inner, path = _checked_model(model), Path(folder)
     verify_folder(path, (WEIGHTS, DESCRIPTION))
     description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
@@ -124,10 +124,6 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     inner.load_state_dict(state, strict=False)  # strict would refuse views of other tensors, which are not stored
     labels = description.pop("labels")
     return Metadata(labels=None if labels is None else tuple(labels), **description)
-
-
-def _safetensors() -> Any:
-    return load_package("safetensors.torch", "save")
 
 
 def _checked_model(model: nn.Module) -> nn.Module:
