@@ -32,21 +32,17 @@ class Detect:
 
     def check(self, specs: Sequence[RunSpec], runs: Path, data_root: str | Path | None, download: bool) -> None:
         """Read every set of outliers once, so that a missing one is one error before the first run."""
-        seen: set[tuple[str, str]] = set()
+        needed: dict[tuple[str, str], str] = {}
         for spec in specs:
-            run = Run(runs / spec.name)
-            if run.state == "finished" and self.is_done(run):
-                continue
-            split = Dataset.parse(spec.dataset).open_set
-            for name in self.protocol.sets(spec.dataset):
-                key = (name, split.unknown_source if split else "")
-                if key in seen:
-                    continue
-                seen.add(key)
-                source = split.unknown_source if split and name in split.unknown else name
-                if download and source in ("svhn", "cifar10", "cifar100"):
-                    Dataset.parse(source).read(data_root, download=True)
-                load_outliers(name, data_root, like=spec.dataset)
+            run, split = Run(runs / spec.name), Dataset.parse(spec.dataset).open_set
+            if run.state != "finished" or not self.is_done(run):
+                for name in self.protocol.sets(spec.dataset):
+                    source = split.unknown_source if split and name in split.unknown else name
+                    needed[name, source] = spec.dataset
+        for (name, source), dataset in needed.items():
+            if download and source in ("svhn", "cifar10", "cifar100"):
+                Dataset.parse(source).read(data_root, download=True)
+            load_outliers(name, data_root, like=dataset)
 
     def is_done(self, run: Run) -> bool:
         """Whether the run's `detection.json` holds all that the protocol measures."""
