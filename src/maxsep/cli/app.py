@@ -40,7 +40,7 @@ VERBS = {
     "evaluate": Verb("evaluate", "Evaluate a run, also on outliers.", "maxsep evaluate runs/NAME --ood my/pictures"),
     "predict": Verb("predict", "Classify images, and flag unknown ones.", "maxsep predict runs/NAME photos --top 3"),
     "export": Verb("predict", "Export a run for deployment.", "maxsep export runs/NAME --out model --format onnx"),
-    "report": Verb("report", "Write the report of finished runs.", "maxsep report runs --out report"),
+    "report": Verb("reproduce", "Write the report of finished runs.", "maxsep report runs --out report"),
     "matrix": Verb("matrix", "Write the matrix of C classes.", "maxsep matrix 10 --out P.npy"),
     "bench": Verb("bench", "Time the head on this machine.", "maxsep bench --classes 100,1000,10000 --batch 128"),
 }

@@ -1,4 +1,4 @@
-"""`maxsep reproduce NAME`: train the runs of a table or figure and write the report; `maxsep demo`."""
+"""`maxsep reproduce NAME`: train the runs of a table or figure; `maxsep demo`; `maxsep report RUNS`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,15 @@ def demo_command(
 ) -> None:
     """Train on long-tailed digits with and without the matrix, a minute on a CPU, and write a report."""
     reproduce_command("demo", seeds=seeds, epochs=epochs, runs=out / "runs", out=out, device="cpu")
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    out: Annotated[Path, typer.Option(help="Folder of report.html, report.md and report.json.")] = Path("report"),
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+) -> None:
+    """Write the report of finished runs: one HTML page that needs nothing else, Markdown and JSON."""
+    typer.echo(str(write_report(runs, out, **({} if title is None else {"title": title}))))
 
 
 def show_event(event: Event) -> None:
