@@ -19,6 +19,7 @@ from maxsep.lab.engine.train import dry_run as try_run
 from maxsep.lab.environment import default_precision
 from maxsep.lab.grid import Summary, parse_budget
 from maxsep.lab.recipes.compare import LOSSES, compare, usual_batch
+from maxsep.lab.reference import Reference, load_reference
 from maxsep.lab.report.own_data import check_data, verdict, write_page
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, Options, RunSpec
@@ -82,11 +83,12 @@ def compare_command(
         how: dict[str, Any] = {"runs": runs, "data_root": data, "download": download, "execution": execution}
         start = time.monotonic()
         _check(specs, **how)
+        reference = load_reference(specs[0], runs, data, download=download)
         if limit is not None:  # reading the data counts
             limit = max(limit - (time.monotonic() - start), 1e-9)
         show: dict[str, Any] = {"progress": not as_json and jobs == 1, "on_event": None if as_json else show_event}
         summary = grid.run(specs, budget=limit, jobs=jobs, **show, **how)
-    _show(specs, runs, out, data, summary, as_json)
+    _show(specs, runs, reference, out, data, summary, as_json)
     raise typer.Exit(summary.status)
 
 
@@ -118,11 +120,14 @@ def _finished(specs: Sequence[RunSpec], runs: Path) -> list[Run]:
     return [run for spec in specs if (run := Run(runs / spec.name)).state == "finished"]
 
 
-def _show(specs: Sequence[RunSpec], runs: Path, out: Path, data: Path | None, summary: Summary, as_json: bool) -> None:
+def _show(
+    specs: Sequence[RunSpec], runs: Path, reference: Reference, out: Path, data: Path | None, summary: Summary,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Print the verdict and write the page of the finished runs."""
     page, answer = None, {"missing": [spec.name for spec in specs]}
     if finished := _finished(specs, runs):
-        result = verdict(specs, finished)
+        result = verdict(specs, finished, reference)
         page, answer = write_page(result, out, commands=[app.command_line()], data_root=data), result.to_dict()
         if not as_json:
             result.show(load_package("rich.console", "lab").Console())

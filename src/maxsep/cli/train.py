@@ -6,6 +6,7 @@ import ast
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -21,6 +22,7 @@ from maxsep.lab.engine.train import check_names, dry_run
 from maxsep.lab.environment import default_precision
 from maxsep.lab.grid import num_train
 from maxsep.lab.recipes.compare import usual_batch
+from maxsep.lab.reference import ADVICE, Reference, load_reference, why_untrained
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RATES, Execution, RunSpec, options
 
@@ -101,7 +103,8 @@ def train_command(
             if run.folder.is_dir():
                 run.record_failure(spec, error)
             raise
-    _show(Run(run.folder), was_finished, as_json)
+        reference = load_reference(spec, runs, data) if Dataset.parse(spec.dataset).is_own else None
+    _show(Run(run.folder), reference, was_finished, as_json)
 
 
 def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Path | None = None) -> RunSpec:
@@ -201,10 +204,12 @@ def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     return None if counts is None else num_train(spec, counts)
 
 
-def _show(run: Run, was_finished: bool, as_json: bool) -> None:
+def _show(run: Run, reference: Reference | None, was_finished: bool, as_json: bool) -> None:
     metrics, unknown = run.metrics, run.unknown
+    doubts = [] if reference is None else why_untrained([run], reference)
     if as_json:
-        typer.echo(json.dumps({"run": str(run.folder), "metrics": metrics, "unknown": unknown}))
+        answer = {"run": str(run.folder), "metrics": metrics, "unknown": unknown, "warnings": doubts}
+        typer.echo(json.dumps(answer | {"reference": None if reference is None else asdict(reference)}))
         return
     if was_finished:
         typer.echo("this run was finished before; nothing was trained")
@@ -213,4 +218,6 @@ def _show(run: Run, was_finished: bool, as_json: bool) -> None:
     if unknown is not None:
         threshold = unknown["thresholds"][unknown["score"]]
         typer.echo(f"unknown: {unknown['score']} below {threshold:.4f}, set on {unknown['images']} held-out images")
+    if doubts:
+        typer.echo(" ".join(["maxsep: warning: This run did not train.", *doubts, ADVICE]), err=True)
     typer.echo(str(run.folder))

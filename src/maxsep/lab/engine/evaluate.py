@@ -74,15 +74,18 @@ def measure(outputs: Outputs, loss: nn.Module, softmax_scale: float = 1.0) -> di
     """Compute the metrics of a split; accuracies are fractions, probabilities softmax(softmax_scale * logits).
 
     `top5` is top C if there are fewer than five classes, `ece` has 15 bins, `per_class` has None for a class without
-    images, and `balanced` is the mean over the classes that have images. The loss scales logits itself.
+    images; `balanced` and `macro_f1` are means over the classes that have images. The loss scales logits itself.
     """
     logits, labels = outputs.logits, outputs.labels
     num_classes = logits.shape[1]
-    hits = logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]
+    top = logits.topk(min(5, num_classes), dim=1).indices
+    hits = top == labels[:, None]
     counts = torch.bincount(labels, minlength=num_classes).tolist()
     correct = torch.bincount(labels[hits[:, 0]], minlength=num_classes).tolist()
     per_class = [right / count if count else None for right, count in zip(correct, counts, strict=True)]
     present = [accuracy for accuracy in per_class if accuracy is not None]
+    predicted = torch.bincount(top[:, 0], minlength=num_classes).tolist()
+    f1 = [2 * right / (count + n) for right, count, n in zip(correct, counts, predicted, strict=True) if count]
     return {
         "top1": sum(correct) / len(labels),
         "top5": int(hits.any(dim=1).sum()) / len(labels),
@@ -90,6 +93,7 @@ def measure(outputs: Outputs, loss: nn.Module, softmax_scale: float = 1.0) -> di
         "ece": expected_calibration_error((softmax_scale * logits).softmax(dim=1), labels),
         "softmax_scale": softmax_scale,
         "balanced": sum(present) / len(present),
+        "macro_f1": sum(f1) / len(f1),
         "per_class": per_class,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,27 @@ from torch import Tensor
 
 from maxsep.lab.data import Dataset, fingerprints_differ, prepare
 from maxsep.lab.engine.evaluate import load_pipeline, predict
+from maxsep.lab.reference import ADVICE, FAILED, Reference, decisive_metric, why_untrained
 from maxsep.lab.report import figures, names, sections
 from maxsep.lab.report.controls import MATRIX_HEADS, Method
 from maxsep.lab.report.render import Report, results, write
-from maxsep.lab.report.rows import Setting, settings_of, tidy
+from maxsep.lab.report.rows import Setting, tidy
 from maxsep.lab.report.runs import Collection, collect
 from maxsep.lab.report.sections import SHOTS, Section
 from maxsep.lab.report.statistics import Difference
 from maxsep.lab.report.summary import THEOREM
-from maxsep.lab.report.tables import ACCURACY, BALANCED, ECE, Block, Cell, Row, Table, comparison_table
+from maxsep.lab.report.tables import (
+    ACCURACY,
+    BALANCED,
+    DIFFERENCES,
+    ECE,
+    MACRO_F1,
+    Block,
+    Cell,
+    Row,
+    Table,
+    comparison_table,
+)
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
 
@@ -54,6 +66,22 @@ class Verdict:
     specs: tuple[RunSpec, ...]
     collection: Collection
     setting: Setting
+    reference: Reference | None = None
+    """Logistic regression on the same images."""
+
+    @property
+    def metric(self) -> str:
+        """What methods are compared by: the accuracy, or its mean over classes where these are unequal."""
+        return decisive_metric(self.setting.counts)
+
+    @property
+    def failure(self) -> list[str]:
+        """Why the baseline cannot be called trained, and what to change; empty if it can or has no finished run."""
+        baseline = self.setting.methods[0].baseline
+        if baseline not in self.setting.runs:
+            return []
+        reasons = why_untrained(list(self.setting.runs[baseline].values()), self.reference)
+        return [*reasons, ADVICE] if reasons else []
 
     @property
     def missing(self) -> list[RunSpec]:
@@ -63,21 +91,24 @@ class Verdict:
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """Every comparison, in the order of the methods; losses are compared by the mean over unequal classes."""
-        setting, found = self.setting, []
+        """Every comparison, in the order of the methods; none if the baseline did not train."""
+        setting, found = self.setting, list[Comparison]()
+        if self.failure:
+            return found
         for method in setting.methods:
             baseline, control = setting.baseline(method), setting.control(method)
             effect = "loss" if method.brings_loss else "both" if method.head in MATRIX_HEADS else "radius"
             pairs = {control: "matrix"} | ({} if baseline == control else {baseline: effect})
             for other, kind in pairs.items():
-                metric = "balanced" if kind == "loss" and setting.is_tailed else "top1"
-                if other is not None and (difference := setting.difference(method, other, metric)):
+                if other is not None and (difference := setting.difference(method, other, self.metric)):
                     found.append(Comparison(kind, setting.name(method), setting.name(other), difference))
         return found
 
     @property
     def headline(self) -> str:
         """Answer in one sentence whether the matrix helps."""
+        if self.failure:
+            return FAILED
         found = [c for c in self.comparisons if c.effect == "matrix" and c.difference.word]
         if not found:
             return "Too few seeds: no comparison of the matrix with its control has an interval yet."
@@ -118,36 +149,55 @@ class Verdict:
         test = f"{self.num_test:,} test images ({Dataset.parse(spec.dataset).test_description})"
         tail = "" if spec.imbalance == 1 else f", imbalance {spec.imbalance:g}"
         rate = f"{spec.optimiser} at {spec.learning_rate:g}, batches of {spec.batch_size}"
+        least = None if self.reference is None else getattr(self.reference, self.metric)
+        reference = [] if least is None else [f"For reference, {self.reference}: {least:.1%}."]
         return [
             f"{names.dataset_label(spec.dataset)}: {sum(counts):,} training images of {len(counts)} classes, {test}.",
             f"{names.network_label(spec.network)}, {spec.epochs} epochs of {rate}, {spec.augmentation}{tail}.",
             "Accuracy after the last epoch; nothing was chosen on the test images.",
+            *reference,
         ]
 
     @property
     def table(self) -> Table:
-        """Every method with its differences."""
-        unequal = self.setting.is_tailed
-        block = Block("", self.setting, (ACCURACY, *([BALANCED] if unequal else []), ECE), unequal)
-        return comparison_table("comparison", "Methods", [block], SHOTS if unequal else "")
+        """Every method with its differences, unless the baseline did not train."""
+        unequal = self.metric == "balanced"
+        measures = (BALANCED, ACCURACY, MACRO_F1, ECE) if unequal else (ACCURACY, ECE)
+        block = Block("", self.setting, measures, unequal)
+        table = comparison_table("comparison", "Methods", [block], SHOTS if unequal else "")
+        return table.without(DIFFERENCES) if self.failure else table
 
     def show(self, console: Any) -> None:
         """Print header, table, one line for each comparison, warnings and missing runs with a rich console."""
-        lines = [*(comparison.text for comparison in self.comparisons), "", self.headline, *self.warnings]
+        lines = [
+            *(comparison.text for comparison in self.comparisons),
+            "",
+            self.headline,
+            *self.failure,
+            *self.warnings,
+        ]
         if missing := [spec.title for spec in self.missing]:
             shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             lines.append(f"{len(missing)} of {len(self.specs)} runs are missing; the same command resumes: {shown}")
         plain = {"markup": False, "highlight": False, "soft_wrap": True}
         console.print("\n".join(["", *self.header]), **plain)
-        console.print(self.table.to_rich(without=("to linear", "to the control")))  # these are lines below
+        console.print(self.table.without(DIFFERENCES).to_rich())  # these are lines below
         console.print("\n".join(lines), **plain)
+
+    def _means(self, method: Method) -> dict[str, float]:
+        found = {name: self.setting.summary(method, name) for name in ("top1", "balanced", "macro_f1", "ece", "loss")}
+        return {name: summary.mean for name, summary in found.items() if summary is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; accuracies and differences are fractions."""
-        drop = ("setting", "subset", "counted", "paper", "to_paper", "reached")
-        methods = zip(self.setting.methods, results(self.setting), strict=True)
+        drop = ["setting", "subset", "counted", "paper", "to_paper", "reached"]
+        drop += ["to_baseline", "to_control"] if self.failure else []
+        methods = zip(self.setting.methods, results(self.setting, self.metric), strict=True)
         return {
             "headline": self.headline,
+            "failure": self.failure,
+            "metric": self.metric,
+            "reference": None if self.reference is None else asdict(self.reference),
             "data": self.specs[0].dataset,
             "class_counts": self.setting.counts,
             "num_train": sum(self.setting.counts),
@@ -155,7 +205,8 @@ class Verdict:
             "setting": self.setting.spec.to_dict(),
             "seeds": sorted({spec.seed for spec in self.specs}),
             "methods": [
-                {"label": self.setting.name(method)} | {key: found[key] for key in found if key not in drop}
+                {"label": self.setting.name(method), "metrics": self._means(method)}
+                | {key: found[key] for key in found if key not in drop}
                 for method, found in methods
             ],
             "comparisons": [
@@ -167,8 +218,8 @@ class Verdict:
         }
 
 
-def verdict(specs: Sequence[RunSpec], runs: Sequence[Run]) -> Verdict:
-    """Compare the finished runs of one setting, at least one, whose specs differ in method and seed.
+def verdict(specs: Sequence[RunSpec], runs: Sequence[Run], reference: Reference | None = None) -> Verdict:
+    """Compare the finished runs of one setting, at least one, whose specs differ in method, seed and learning rate.
 
     Raises:
         ValueError: The runs have seen different images.
@@ -176,7 +227,7 @@ def verdict(specs: Sequence[RunSpec], runs: Sequence[Run]) -> Verdict:
     check_data(runs)
     asked = {spec.name for spec in specs}
     collection = collect(*(run.folder for run in runs if run.spec.name in asked))
-    return Verdict(tuple(specs), collection, settings_of(tidy(collection))[0])
+    return Verdict(tuple(specs), collection, Setting(specs[0], tidy(collection)), reference)
 
 
 def check_data(
@@ -205,10 +256,12 @@ def write_page(
     The test images are read again from `data_root`.
     """
     setting = found.setting
-    table = Section("comparison", "Methods", tuple(found.header), (found.table,), after=tuple(found.warnings))
-    parts = [table, _mistakes(setting, data_root), _classes(setting), sections.class_gains([setting])]
-    shown = tuple(part for part in (*parts, sections.curves([setting])) if part is not None)
-    theorem = [THEOREM] if all(spec.optimiser == "sgd" for spec in found.specs) else []
+    doubts = (*found.failure, *found.warnings)
+    table = Section("comparison", "Methods", tuple(found.header), (found.table,), after=doubts)
+    parts = [table, _mistakes(setting, data_root), _classes(setting)]
+    parts += [None if found.failure else sections.class_gains([setting]), sections.curves([setting])]
+    shown = tuple(part for part in parts if part is not None)
+    theorem = [THEOREM] if not found.failure and all(spec.optimiser == "sgd" for spec in found.specs) else []
     sentences = (*(comparison.text for comparison in found.comparisons), *theorem)
     rows, data = tuple(setting.rows), found.to_dict()
     return write(Report(TITLE, found.headline, sentences, shown, rows, found.collection, tuple(commands), data), out)

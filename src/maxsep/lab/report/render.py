@@ -119,14 +119,14 @@ def build(collection: Collection, title: str = TITLE, commands: Sequence[str] = 
     )  # fmt: skip
 
 
-def results(setting: Setting) -> list[dict[str, Any]]:
-    """The accuracy of every method of a setting with its comparisons, for machines."""
+def results(setting: Setting, metric: str = "top1") -> list[dict[str, Any]]:
+    """A metric of every method of a setting with its comparisons, for machines."""
     found = []
     for method in setting.methods:
-        values, ours, reached = setting.values(method), setting.summary(method), setting.reached(method)
+        values, ours, reached = setting.values(method, metric), setting.summary(method, metric), setting.reached(method)
         differences = {
-            "to_baseline": setting.difference(method, setting.baseline(method)),
-            "to_control": setting.difference(method, setting.control(method)),
+            "to_baseline": setting.difference(method, setting.baseline(method), metric),
+            "to_control": setting.difference(method, setting.control(method), metric),
             "to_paper": reached,
         }
         entry = {
@@ -136,7 +136,7 @@ def results(setting: Setting) -> list[dict[str, Any]]:
             **method._asdict(),
             "head_options": dict(method.head_options),
             "loss_options": dict(method.loss_options),
-            "top1": {str(seed) if not split else f"{seed}/{split}": value for (seed, split), value in values.items()},
+            metric: {str(seed) if not split else f"{seed}/{split}": value for (seed, split), value in values.items()},
             **{name: getattr(ours, name) for name in ("mean", "std", "low", "high", "n")},
             "paper": {cell.table: cell.value for cell in setting.cells(method) if cell.metric == "top1"},
             "reached": reached.agreement if reached else "",

@@ -11,6 +11,7 @@ from typing import Any
 
 from maxsep.analysis import accuracy_by_shot
 from maxsep.lab.recipes import paper
+from maxsep.lab.reference import UNEQUAL
 from maxsep.lab.report import names
 from maxsep.lab.report.controls import MATRIX_HEADS, USUAL, Method, several_losses
 from maxsep.lab.report.runs import Collection
@@ -20,8 +21,6 @@ from maxsep.lab.spec import ORDERED, RunSpec
 
 FIRST_SEED = 123
 """Long-tailed protocols draw the subset of every seed with `subset_seed = seed - FIRST_SEED`."""
-UNEQUAL = 1.5
-"""Classes are unequal if the largest has more than this many times the training images of the smallest."""
 MANY, FEW = 100, 20
 """Bounds of the groups of Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019."""
 LOWER_IS_BETTER = ("fpr95", "angular_fisher", "ece", "loss")

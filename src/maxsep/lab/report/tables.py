@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from maxsep.lab.recipes import paper
@@ -81,14 +81,19 @@ class Table:
         mark = f" [{', '.join(str(self.notes.index(note) + 1) for note in cell.notes)}]" if cell.notes else ""
         return f"{cell.text}{f' ({cell.detail})' if cell.detail else ''}{mark}"
 
-    def to_rich(self, without: Sequence[str] = ()) -> Any:
-        """The table for a terminal, without some columns and without second lines."""
+    def without(self, columns: Sequence[str]) -> Table:
+        """The table without some columns."""
+        kept = [number for number, column in enumerate(self.columns) if column not in columns]
+        rows = tuple(Row(tuple(row.cells[number] for number in kept), row.group) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[number] for number in kept), rows=rows)
+
+    def to_rich(self) -> Any:
+        """The table for a terminal, without second lines."""
         table = load_package("rich.table", "lab").Table(box=load_package("rich.box", "lab").SIMPLE_HEAD, pad_edge=False)
-        kept = [number for number, column in enumerate(self.columns) if column not in without]
-        for number in kept:
-            table.add_column(self.columns[number], justify="right" if number else "left")
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if number else "left")
         for row in self.rows:
-            table.add_row(*(row.cells[number].text for number in kept))
+            table.add_row(*(cell.text for cell in row.cells))
         return table
 
 
@@ -117,6 +122,9 @@ ACCURACY = Measure("top1", "accuracy, %")
 BEST = Measure("best_top1", "best epoch, %")
 ECE = Measure("ece", "ECE, %", digits=1)
 BALANCED = Measure("balanced", "mean over classes, %")
+MACRO_F1 = Measure("macro_f1", "macro-F1, %")
+DIFFERENCES = ("to linear", "to the control")
+"""Columns of `comparison_table` that compare methods with each other."""
 TOP5 = Measure("top5", "top-5, %")
 FISHER = Measure("angular_fisher", "angular Fisher score", 1, 4)
 
@@ -145,7 +153,7 @@ def comparison_table(
     numbers that others published, which come first.
     """
     first, *others = blocks[0].measures
-    columns = ["method", first.heading, "to the paper", "to linear", "to the control"]
+    columns = ["method", first.heading, "to the paper", *DIFFERENCES]
     columns += [measure.heading for measure in others] + ["many / medium / few, %"] * blocks[0].groups
     rows = [Row((*row.cells, *[EMPTY] * (len(columns) - len(row.cells))), row.group) for row in extra]
     for block in blocks:

@@ -1,0 +1,121 @@
+"""Logistic regression on small pixels: what a network that has trained must at least reach, and whether it does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maxsep.files import replace_file
+from maxsep.lab.data import Dataset, ImageSet, limit, prepare
+from maxsep.lab.engine.evaluate import Outputs, measure
+from maxsep.lab.run import Run
+from maxsep.lab.spec import RunSpec
+from maxsep.packages import load_package
+
+FAILED = "The baseline did not train; nothing can be said."
+ADVICE = "Train longer (--epochs), or change --learning-rate, --optimiser, --batch-size or --network."
+SIDE = 12
+"""Images are shrunk to squares of at most this side."""
+MOST_IMAGES, MOST_LOGITS = 5_000, 200_000
+"""Training images, and training images times classes: with these it takes seconds."""
+HARDLY = 0.9
+"""A training loss above this part of what it was, or of what the class frequencies alone give, has hardly fallen."""
+UNEQUAL = 1.5
+"""Classes are unequal if the largest has more than this many times the images of the smallest."""
+_DATA = ("dataset", "imbalance", "subset_seed", "data_order", "validation", "calibration", "max_train", "max_test")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The test metrics of multinomial logistic regression on the pixels of small images, as fractions."""
+
+    top1: float
+    balanced: float
+    macro_f1: float
+    num_train: int
+    side: int
+
+    def __str__(self) -> str:
+        return f"logistic regression on {self.side} x {self.side} pixels of {self.num_train:,} images"
+
+
+def decisive_metric(class_counts: Sequence[int]) -> str:
+    """Name the metric by which methods are compared: the mean over classes where one is half as large again as another.
+
+    >>> decisive_metric([100, 100]), decisive_metric([100, 5])
+    ('top1', 'balanced')
+    """
+    return "balanced" if class_counts and max(class_counts) > UNEQUAL * min(class_counts) else "top1"
+
+
+def load_reference(
+    spec: RunSpec, runs: str | Path, data_root: str | Path | None = None, *, download: bool = False
+) -> Reference:
+    """Fit the reference to a run's data, or read it from the file that an earlier call left in the folder of runs."""
+    data = [getattr(spec, name) for name in _DATA] + [Dataset.parse(spec.dataset).fingerprint(data_root)]
+    path = Path(runs) / f"reference-{hashlib.sha256(json.dumps(data).encode()).hexdigest()[:10]}.json"
+    if (known := Run(path.parent).read(path.name)) is not None:
+        return Reference(**known)
+    splits = prepare(spec, data_root, download=download)
+    reference = fit(splits.train, splits.test)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(asdict(reference)) + "\n").encode())
+    return reference
+
+
+def fit(train: ImageSet, test: ImageSet) -> Reference:
+    """Fit standardised pixels of some training images, and evaluate all test images."""
+    most = max(train.num_classes, min(MOST_IMAGES, MOST_LOGITS // train.num_classes))
+    chosen = train.subset(limit(train.labels, most))
+    pixels = _pixels(chosen)
+    mean, std = pixels.mean(0), pixels.std(0, correction=0).clamp(min=1e-6)
+    linear = load_package("sklearn.linear_model", "lab")
+    model = linear.LogisticRegression(C=0.1, max_iter=100, tol=1e-3)
+    model.fit(((pixels - mean) / std).numpy(), chosen.labels.numpy())
+    logits = torch.full((len(test), train.num_classes), -math.inf)
+    scores = torch.from_numpy(model.predict_log_proba(((_pixels(test) - mean) / std).numpy())).float()
+    logits[:, torch.from_numpy(model.classes_)] = scores  # a class without training images is never predicted
+    metrics = measure(Outputs(logits, logits, test.labels), torch.nn.CrossEntropyLoss())
+    _, height, width = test.shape
+    fractions = {name: float(metrics[name]) for name in ("top1", "balanced", "macro_f1")}
+    return Reference(**fractions, num_train=len(chosen), side=min(SIDE, height, width))
+
+
+def _pixels(images: ImageSet) -> Tensor:
+    """Shrink images by taking means; float32 (N, features) on the scale of 0 to 1."""
+    _, height, width = images.shape
+    size = min(SIDE, height), min(SIDE, width)
+    return torch.cat([F.adaptive_avg_pool2d(batch.float() / 255, size).flatten(1) for batch in images.batches(256)])
+
+
+def why_untrained(runs: Sequence[Run], reference: Reference | None) -> list[str]:
+    """Say in sentences why the runs of one method cannot be called trained; empty if they can."""
+    metric, reasons = decisive_metric(runs[0].metrics.get("class_counts") or ()), []
+    ours = fmean(run.metrics[metric] for run in runs)
+    if reference is not None and ours < (least := getattr(reference, metric)):
+        name = "accuracy" if metric == "top1" else "mean accuracy over classes"
+        reasons.append(f"Its {name} is {ours:.1%}; {reference} reaches {least:.1%}.")
+    if any(map(_loss_hardly_fell, runs)):
+        first, last = (fmean(run.history[epoch]["train_loss"] for run in runs) for epoch in (0, -1))
+        reasons.append(f"Its training loss hardly fell: {first:.2f} in the first epoch, {last:.2f} in the last.")
+    return reasons
+
+
+def _loss_hardly_fell(run: Run) -> bool:
+    """Whether the last epoch's mean loss is near the first one's, or near that of predicting the class frequencies."""
+    losses = [row["train_loss"] for row in run.history]
+    counts = [count for count in run.metrics.get("class_counts") or () if count]
+    chance = -sum(n / sum(counts) * math.log(n / sum(counts)) for n in counts)
+    if run.spec.loss != "cross_entropy" or not losses or not chance:
+        return len(losses) > 1 and losses[-1] > HARDLY * losses[0]
+    # a network may have learnt nearly all in its first epoch
+    return losses[-1] > HARDLY * chance or (len(losses) > 1 and losses[-1] > max(HARDLY * losses[0], chance / 2))

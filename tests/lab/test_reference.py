@@ -1,0 +1,120 @@
+"""Logistic regression on pixels, and what is said over a baseline that did not reach it."""
+
+import io
+import json
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from maxsep.lab.data import ImageSet, prepare
+from maxsep.lab.reference import FAILED, Reference, fit, load_reference, why_untrained
+from maxsep.lab.report.own_data import verdict, write_page
+from maxsep.lab.run import Run
+from maxsep.lab.spec import RunSpec
+
+HIGH = Reference(0.9, 0.9, 0.9, 1000, 12)
+LOW = Reference(0.1, 0.1, 0.1, 1000, 12)
+
+
+def write_run(runs, spec, top1, losses=(2.3, 0.5), counts=(100,) * 10):
+    folder = runs / spec.name
+    folder.mkdir(parents=True)
+    rows = [{"epoch": epoch, "train_loss": loss} for epoch, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = {"top1": top1, "balanced": top1 / 2, "macro_f1": top1 / 2, "ece": 0.1, "num_test": 500, "loss": 1.0}
+    metrics |= {"class_counts": list(counts), "per_class": [top1] * len(counts)}
+    classes = {"shape": [1, 8, 8], "classes": [str(label) for label in range(len(counts))]}
+    result = {"schema": 1, "spec": spec.to_dict(), "metrics": metrics, "preprocessing": classes}
+    result |= {"hardware": {"device": "cpu"}, "versions": {"torch": "2"}, "seconds": 1.0}
+    (folder / "result.json").write_text(json.dumps(result))
+    return Run(folder)
+
+
+def compare(folder, reference, baseline=0.5, ours=0.8, losses=(2.3, 0.5), **fields):
+    jitter = (0.0, 0.002, 0.004)
+    values = {RunSpec(head="plain", seed=s, **fields): baseline + jitter[s] for s in range(3)}
+    values |= {RunSpec(head="control", radius=0.1, seed=s, **fields): ours - jitter[s] for s in range(3)}
+    runs = [write_run(folder, spec, top1, losses) for spec, top1 in values.items()]
+    return verdict(list(values), runs, reference)
+
+
+def test_the_digits_are_fitted_once_and_nearly_as_well_as_full_pixels(tmp_path):
+    spec = RunSpec(dataset="digits")
+    found = load_reference(spec, tmp_path)
+    assert found.top1 > 0.96
+    assert (found.num_train, found.side) == (1198, 8)
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(path.read_text().replace(f"{found.top1}", "0.25"))
+    assert load_reference(spec.replace(head="plain", seed=3, epochs=1), tmp_path).top1 == 0.25
+    assert load_reference(spec.replace(imbalance=0.1), tmp_path).top1 != 0.25
+
+
+def test_images_are_shrunk_and_a_class_without_training_images_is_wrong():
+    images = torch.randint(0, 60, (40, 3, 20, 30), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(40) % 2
+    images[labels == 1, :, :10] += 100
+    test = ImageSet(images, torch.where(torch.arange(40) < 4, 2, labels), ("a", "b", "c"))
+    found = fit(ImageSet(images, labels, ("a", "b", "c")), test)
+    assert (found.top1, found.balanced, found.side) == (0.9, pytest.approx(2 / 3), 12)
+
+
+@pytest.mark.parametrize(
+    ("losses", "counts", "trained"),
+    [
+        ((2.3, 0.5), [100] * 10, True),
+        ((2.3, 2.1), [100] * 10, False),  # above 0.9 ln 10
+        ((2.0, 1.9), [100] * 10, False),  # above 0.9 times the first epoch's
+        ((1.9,), [100] * 10, True),  # one epoch has nothing to compare with
+        ((0.06, 0.059), [100] * 10, True),  # learnt in the first epoch
+        ((0.7, 0.3), [990, 10], False),  # the class frequencies alone have a loss of 0.06
+    ],
+)
+def test_a_training_loss_that_hardly_fell(tmp_path, losses, counts, trained):
+    run = write_run(tmp_path, RunSpec(head="plain"), 0.8, losses, counts)
+    assert (why_untrained([run], LOW) == []) == trained
+
+
+def test_unequal_classes_are_judged_by_their_mean(tmp_path):
+    run = write_run(tmp_path, RunSpec(head="plain"), 0.8, (0.7, 0.05), [100, 10])
+    assert why_untrained([run], Reference(0.79, 0.41, 0.4, 100, 12))
+    assert why_untrained([run], Reference(0.81, 0.39, 0.4, 100, 12)) == []
+
+
+@pytest.mark.parametrize("case", [{"reference": HIGH}, {"reference": LOW, "losses": (2.3, 2.25)}])
+def test_no_number_and_no_colour_over_a_baseline_that_failed(tmp_path, case):
+    found = compare(tmp_path / "runs", **case)
+    answer = found.to_dict()
+    assert (answer["headline"], answer["comparisons"]) == (FAILED, [])
+    assert len(answer["failure"]) == 2, "why, and what to change"
+    assert not any("to_baseline" in method or "to_control" in method for method in answer["methods"])
+    text = io.StringIO()
+    found.show(Console(file=text, width=200, force_terminal=True))
+    assert FAILED in text.getvalue()
+    assert "points" not in text.getvalue()
+    page = write_page(found, tmp_path / "page")
+    html, data = page.read_text(), json.loads(page.with_name("report.json").read_text())
+    assert FAILED in html
+    assert not re.search(r'class="n (up|down)"', html)
+    assert (data["headline"], data["comparisons"]) == (FAILED, [])
+
+
+def test_a_rate_that_ruins_the_baseline_is_never_called_a_gain_of_the_radius(tmp_path):
+    found = compare(tmp_path / "ruined", Reference(0.47, 0.47, 0.47, 1000, 12), baseline=0.392, ours=0.569)
+    assert (found.headline, found.comparisons) == (FAILED, [])
+    sound = compare(tmp_path / "sound", Reference(0.47, 0.47, 0.47, 1000, 12), baseline=0.576, ours=0.475)
+    assert [comparison.difference.word for comparison in sound.comparisons] == ["worse"]
+
+
+def test_methods_with_learning_rates_of_their_own_are_paired(tmp_path):
+    values = {RunSpec(head="plain", learning_rate=0.01, seed=s): 0.6 + 0.001 * s for s in range(3)}
+    values |= {RunSpec(head="control", radius=0.1, learning_rate=0.1, seed=s): 0.601 - 0.001 * s for s in range(3)}
+    found = verdict(list(values), [write_run(tmp_path, spec, top1) for spec, top1 in values.items()], LOW)
+    assert [(c.effect, c.difference.n) for c in found.comparisons] == [("radius", 3)]
+
+
+def test_the_reference_sees_the_same_images_as_the_run():
+    spec = RunSpec(dataset="digits", imbalance=0.1, validation=0.2)
+    splits = prepare(spec)
+    assert fit(splits.train, splits.test).num_train == len(splits.train)
