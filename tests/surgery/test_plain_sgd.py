@@ -20,7 +20,7 @@ SCHEDULES = {
     "two": lambda update: [schedules.StepLR(update, 20, 0.5), schedules.ExponentialLR(update, 0.99)],
     "warm-up": lambda update: [
         schedules.SequentialLR(
-            update, [schedules.LinearLR(update, 0.1, total_iters=10), schedules.CosineAnnealingLR(update, STEPS)], [15]
+            update, [schedules.LinearLR(update, 0.1, total_iters=10), schedules.CosineAnnealingLR(update, STEPS)], [30]
         )
     ],
 }
@@ -102,6 +102,28 @@ def test_schedules_go_on_alike(schedule, groups):
     assert all(len(s.get_last_lr()) == len(plain.update.param_groups) for s in plain.schedulers)
 
 
+def test_several_heads_and_a_frozen_bias():
+    def training():
+        torch.manual_seed(0)
+        model = nn.ModuleList([MaxSeparationHead(4, 3, 0.1), MaxSeparationHead(4, 5, 2.0)]).double()
+        model[0].bias.requires_grad_(False)
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        return model, SGD(trained, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+    (ours, update), (plain, plain_update), x = training(), training(), torch.randn(6, 4, dtype=torch.float64)
+    to_plain_sgd(plain, plain_update)
+    for _ in range(20):
+        for model, optimiser in ((ours, update), (plain, plain_update)):
+            optimiser.zero_grad()
+            sum(F.cross_entropy(head(x), torch.arange(6) % 3) for head in model).backward()
+            optimiser.step()
+    for head, layer in zip(ours, plain, strict=True):
+        torch.testing.assert_close(layer(x), head(x), atol=1e-12, rtol=0)
+    assert {type(layer) for layer in plain} == {nn.Linear}
+    assert not plain[0].bias.requires_grad
+    assert [group["param_names"] for group in plain_update.param_groups] == [["1.weight", "1.bias"], ["0.weight"]]
+
+
 def test_a_bare_head_and_a_head_at_two_places():
     head = MaxSeparationHead(4, 3)
     assert type(to_plain_sgd(head, SGD(head.parameters(), 0.1))) is nn.Linear
@@ -127,9 +149,10 @@ def refusals():
     tied = nn.Sequential(nn.Linear(4, 2), MaxSeparationHead(4, 3))
     tied[1].weight = tied[0].weight
     yield tied, SGD(tied.parameters(), 0.1), [], "shares"
-    clipped = MaxSeparationHead(4, 3)
-    clipped.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
-    yield clipped, SGD(clipped.parameters(), 0.1), [], "weight"
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        clipped = MaxSeparationHead(4, 3)
+        getattr(clipped.weight, register)(lambda gradient: None)
+        yield clipped, SGD(clipped.parameters(), 0.1), [], "weight"
     other = type("Other", (MaxSeparationHead,), {})(4, 3)  # its plain form may have another factor
     yield other, SGD(other.parameters(), 0.1), [], "Other"
     for register in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
