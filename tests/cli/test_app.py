@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -9,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import maxsep
 from maxsep import cli
@@ -49,6 +51,18 @@ def test_options_are_frozen_and_the_help_has_an_example(call, verb, monkeypatch)
     assert max(map(len, text.splitlines())) <= 80
     assert VERBS[verb].example.startswith(f"maxsep {verb}")
     assert set(re.findall(r"--[a-z-]+", VERBS[verb].example)) <= OPTIONS[verb]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("demo", "bench")])
+def test_the_example_of_the_help_runs(call, run, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my/pictures/cat", "my/pictures/dog", "photos"):
+        (tmp_path / name).mkdir(parents=True)
+        for shade in range(5):
+            Image.new("RGB", (40, 40), (50 * shade, len(name), 0)).save(tmp_path / name / f"{shade}.png")
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(run["run"], tmp_path / "runs" / "NAME")
+    call(*VERBS[verb].example.split()[1:], *(["--dry-run"] if verb in ("compare", "reproduce") else []))
 
 
 def test_the_help_lists_every_verb_without_importing_the_lab():
