@@ -1,22 +1,32 @@
 """Write files and folders as a whole or not at all, and refuse a folder of which one bit has changed.
 
 A file is written under a temporary name, flushed to the disk and renamed. A folder is treated the same way and gets a
-manifest with the size and the SHA-256 of every file in it.
+manifest with the size and the SHA-256 of every file in it. What is damaged is a ValueError of one line with its path.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 MANIFEST = "MANIFEST.json"
+SHA256SUMS = "SHA256SUMS"
 FORMAT = 1
+JSON_BYTES = 1 << 28
+"""A larger JSON file is refused unread."""
+
+Value = TypeVar("Value")
+Sums = Mapping[str, Mapping[str, Any]]
+"""By the name of a file its `sha256` and, in a manifest, its `size`."""
 
 # Error numbers of systems that cannot open or flush a folder; a failing disk reports another one.
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EISDIR})
@@ -89,7 +99,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         names = [path.name for path in temporary.iterdir()]
         for name in names:
             sync_file(temporary / name)
-        write_file(temporary / MANIFEST, _encode(_describe(temporary, names)))
+        write_file(temporary / MANIFEST, _encode(describe_files(temporary, names)))
         sync_folder(temporary)
         _move(temporary, folder, earlier)
     except BaseException:
@@ -106,34 +116,125 @@ def verify_folder(folder: Path, files: tuple[str, ...]) -> None:
     for name in (MANIFEST, *files):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name} is missing")
-    content, actual = (folder / MANIFEST).read_bytes(), _describe(folder, files)
-    if content == _encode(actual):  # bytes: a manifest has one way to be written
-        return
-    for name, written in _decode(content).items():
-        if name in actual and actual[name] != written:
-            raise ValueError(f"{folder / name} is damaged: it was written as {written} and is now {actual[name]}")
-    raise ValueError(f"{folder / MANIFEST} is damaged, or was written for other files than {', '.join(files)}")
+    sums, actual = read_manifest(folder), describe_files(folder, files)
+    for name in sorted(actual.keys() & sums.keys()):
+        check_sum(folder / name, actual[name]["sha256"], sums)
+    if actual != sums:
+        raise ValueError(f"{folder / MANIFEST} is damaged, or was written for other files than {', '.join(files)}")
 
 
-def _is_replaceable(folder: Path) -> bool:
-    manifest = folder / MANIFEST
-    listed = _decode(manifest.read_bytes()) if manifest.is_file() else {}
-    return bool(listed) and {path.name for path in folder.iterdir()} <= {MANIFEST, *listed}
+def read_manifest(folder: Path) -> Sums:
+    """Read a manifest; it has one way to be written, and any other byte is damage."""
+    content = (folder / MANIFEST).read_bytes()
+    sums = parse_json(content, folder / MANIFEST).get("files")
+    if not isinstance(sums, dict) or not all(isinstance(entry, dict) for entry in sums.values()):
+        raise ValueError(f"{folder / MANIFEST} is damaged: it lists no files")
+    if content != _encode(sums):
+        raise ValueError(f"{folder / MANIFEST} is damaged: it was not written like this")
+    return sums
 
 
-def _describe(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def write_manifest(folder: Path, sums: Sums) -> None:
+    """Write or replace the manifest of a folder that is not written as a whole."""
+    replace_file(folder / MANIFEST, _encode(sums))
+
+
+def read_sums(folder: Path) -> Sums | None:
+    """Read a folder's manifest, or else its lines in a SHA256SUMS beside it; None if there is neither."""
+    folder = folder.absolute()
+    if (folder / MANIFEST).is_file():
+        return read_manifest(folder)
+    beside = folder.parent / SHA256SUMS
+    return _read_sha256sums(beside, beside.stat().st_mtime_ns).get(folder.name) if beside.is_file() else None
+
+
+@functools.lru_cache(maxsize=8)
+def _read_sha256sums(path: Path, _time: int) -> Mapping[str, Sums]:
+    """Read lines of `sha256sum FOLDER/FILE`, by folder."""
+    folders: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), start=1):
+        match = re.fullmatch(r"([0-9a-f]{64})  ([^/]+)/([^/]+)", line)
+        if match is None:
+            raise ValueError(f"{path} is damaged: line {number} is no SHA-256 with the path of a file")
+        folders.setdefault(match[2], {})[match[3]] = {"sha256": match[1]}
+    return folders
+
+
+def check_sum(path: Path, digest: str, sums: Sums) -> None:
+    """Raise ValueError unless the SHA-256 of a file is the one that is listed."""
+    if path.name not in sums:
+        raise ValueError(f"{path} is damaged, or of another folder: the sums of its folder do not list it")
+    if sums[path.name].get("sha256") != digest:
+        size, written = path.stat().st_size, sums[path.name].get("size")
+        reason = "its SHA-256 is not the one" if written in (size, None) else f"{size} bytes instead of the {written}"
+        raise ValueError(f"{path} is damaged: {reason} with which it was written")
+
+
+def check_first_read(folder: Path, names: Iterable[str]) -> Sums:
+    """Compare files with the manifest, as far as there is one, and return their sums for `keep_first_read`."""
+    known = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
+    sums = describe_files(folder, names)
+    for name in sums.keys() & known.keys():
+        check_sum(folder / name, sums[name]["sha256"], known)
+    return {**known, **sums}
+
+
+def keep_first_read(folder: Path, sums: Sums) -> None:
+    """Keep the sums of files that were read well for the first time, where the folder can be written to."""
+    if not (folder / MANIFEST).is_file() or read_manifest(folder) != sums:
+        with suppress(OSError):
+            write_manifest(folder, sums)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object."""
+    if (size := path.stat().st_size) > JSON_BYTES:
+        raise ValueError(f"{path} is damaged: {size:,} bytes are more than {JSON_BYTES:,}")
+    return parse_json(path.read_bytes(), path)
+
+
+def parse_json(content: bytes, source: str | Path) -> dict[str, Any]:
+    """Parse a JSON object; deep nesting and text that is no UTF-8 are damage like any other."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} is damaged ({' '.join(str(error).split())})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{source} is damaged: it holds no JSON object")
+    return value
+
+
+def parse_file(path: Path, parse: Callable[[Path], Value]) -> Value:
+    """Read a file with a parser of another package: whatever that raises, the file is at fault."""
+    try:
+        return parse(path)
+    except OSError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{path} is damaged ({reason})") from error
+
+
+def describe_content(content: bytes) -> dict[str, Any]:
+    """Return the size and the SHA-256 of bytes."""
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the size and the SHA-256 of files."""
     return {name: {"size": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)} for name in names}
 
 
-def _encode(files: dict[str, dict[str, Any]]) -> bytes:
-    return (json.dumps({"format": FORMAT, "files": files}, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _decode(content: bytes) -> dict[str, Any]:
+def _is_replaceable(folder: Path) -> bool:
     try:
-        return dict(json.loads(content)["files"])
-    except (ValueError, KeyError, TypeError):
-        return {}
+        listed = read_manifest(folder)
+    except (ValueError, FileNotFoundError):
+        return False
+    return bool(listed) and {path.name for path in folder.iterdir()} <= {MANIFEST, *listed}
+
+
+def _encode(sums: Sums) -> bytes:
+    return (json.dumps({"format": FORMAT, "files": sums}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _move(temporary: Path, folder: Path, earlier: Path) -> None:

@@ -61,7 +61,7 @@ def test_unequal_classes_have_accuracies_by_group(invoke, run, tmp_path, counts,
 def test_a_record_of_bare_cosines_has_no_calibration_error(invoke, run, tmp_path, scale):
     result = bare_copy(run, tmp_path, ece=0.12)
     result["spec"] |= {"loss": "ldam", "head": "cosine"}
-    del result["metrics"]["softmax_scale"]
+    del result["metrics"]["softmax_scale"], result["name"]
     result["metrics"] |= scale
     for name, content in (("result.json", result), ("spec.json", result["spec"])):
         (tmp_path / name).write_text(json.dumps(content))

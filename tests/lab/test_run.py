@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from maxsep.files import sha256_of
 from maxsep.lab.run import Run, RunError, find_runs
 from maxsep.lab.spec import RunSpec
 
@@ -30,7 +31,7 @@ def test_a_run_from_its_begin_to_its_end(tmp_path):
     run.finish({"w": torch.ones(2)}, [{"epoch": 0, "loss": 1.0}], result)
     assert run.state == "finished"
     assert sorted(p.name for p in run.folder.iterdir()) == [
-        *("metrics.jsonl", "result.json", "spec.json", "weights.safetensors")
+        *("MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors")
     ]
     finished = Run(run.folder)
     assert (finished.spec, finished.metrics, finished.history) == (
@@ -133,3 +134,70 @@ def test_every_recorded_run_is_read():
         assert run.state == "finished"
         assert run.spec.name == run.name
         assert run.metrics["top1"] == run.history[-1]["top1"]
+
+
+def finished(folder, spec=SPEC):
+    run = Run(folder / spec.name)
+    run.begin(spec)
+    result = {"schema": 1, "name": spec.name, "spec": spec.to_dict(), "metrics": {"top1": 0.5}}
+    run.finish({"w": torch.ones(2)}, [{"epoch": 0, "loss": 1.0}], result)
+    return run.folder
+
+
+READERS = {
+    "result.json": lambda run: run.metrics,
+    "spec.json": lambda run: run.spec,
+    "metrics.jsonl": lambda run: run.history,
+    "detection.json": lambda run: run.detection,
+    "weights.safetensors": Run.weights,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_any_file_of_a_finished_run_that_differs_is_named(tmp_path, name):
+    folder = finished(tmp_path)
+    Run(folder).add("detection.json", {"sets": {}})
+    for read in READERS.values():
+        read(Run(folder))
+    path = folder / name
+    content = path.read_bytes()
+    for damaged in (content[:-2] + b"  ", content + b"\n", b"", None):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        error = (FileNotFoundError if "weights" in name else RunError) if damaged is None else RunError
+        with pytest.raises((error, FileNotFoundError) if name == "result.json" else error, match=name):
+            READERS[name](Run(folder))
+    assert Run(folder).state == ("unfinished" if name == "result.json" else "finished")
+
+
+def test_records_are_kept_without_weights_and_swapped_ones_are_refused(tmp_path):
+    one, other = finished(tmp_path / "one"), finished(tmp_path / "other", SPEC.replace(seed=1))
+    (one / "weights.safetensors").unlink()
+    assert Run(one).metrics == {"top1": 0.5}
+    swapped = other.rename(tmp_path / "other" / one.name)
+    with pytest.raises(RunError, match="another run"):
+        _ = Run(swapped).metrics
+    assert Run(swapped.rename(tmp_path / "renamed")).spec.seed == 1
+    (one / "detection.json").write_text('{"sets": {}}')  # not written by the run
+    with pytest.raises(RunError, match=r"detection\.json"):
+        _ = Run(one).detection
+
+
+def test_sums_beside_run_folders_and_none_at_all(tmp_path):
+    folder = finished(tmp_path)
+    (folder / "MANIFEST.json").unlink()
+    with pytest.warns(UserWarning, match=r"MANIFEST\.json"):
+        assert Run(folder).metrics == {"top1": 0.5}
+    lines = [f"{sha256_of(path)}  {folder.name}/{path.name}\n" for path in folder.iterdir()]
+    (tmp_path / "SHA256SUMS").write_text("".join(lines))
+    (folder / "result.json").write_bytes((folder / "result.json").read_bytes().replace(b"0.5", b"0.6"))
+    with pytest.raises(RunError, match=r"result\.json"):
+        _ = Run(folder).metrics
+    assert Run(folder).history
+    (tmp_path / "SHA256SUMS").write_text("".join(lines)[5:])
+    with pytest.raises(RunError, match="SHA256SUMS"):
+        _ = Run(folder).history
+
+
+def test_every_file_of_the_recorded_runs_has_its_sum():
+    listed = [line.split("  ")[1] for line in (RECORDED / "SHA256SUMS").read_text().splitlines()]
+    assert listed == sorted(str(path.relative_to(RECORDED)) for path in RECORDED.glob("*/*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from maxsep.files import verify_folder
+from maxsep.files import read_json, verify_folder
 from maxsep.lab.data.folder import IMAGE_SUFFIXES, decode
 from maxsep.lab.engine import load_model
 from maxsep.lab.engine.evaluate import SCORE, check_score, scores_of
@@ -118,7 +117,7 @@ def open_onnx(path: Path) -> Callable[[Tensor], Tensor]:
 def _read_description(folder: Path, model: str) -> dict[str, Any]:
     """Verify every byte of an exported folder and read its `maxsep.json`."""
     verify_folder(folder, (model, DESCRIPTION))
-    description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    description = read_json(folder / DESCRIPTION)
     if "spec" not in (description.get("extra") or {}):
         raise ValueError(f"{folder / DESCRIPTION} was written by maxsep.save, not by maxsep export: it has no spec.")
     return description

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import shutil
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -13,15 +16,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from maxsep.files import replace_file
+from maxsep import files
+from maxsep.files import MANIFEST, replace_file
 from maxsep.lab.spec import RunSpec
 
 SCHEMA = 1
 WEIGHTS = "weights.safetensors"
+_LISTED = ("spec.json", "metrics.jsonl", WEIGHTS, "features.json", "detection.json")
 State = Literal["new", "unfinished", "failed", "finished"]
 
 
@@ -29,11 +33,21 @@ class RunError(ValueError):
     """A run folder that cannot be read; the message names the file."""
 
 
+@contextmanager
+def _run_error() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
 class Run:
     """A run folder. Every file is read once, when it is first needed.
 
-    A finished run holds `spec.json`, `metrics.jsonl`, `weights.safetensors` and `result.json`, which is written last;
-    records are often kept without their weights. `detection.json` and `features.json` are there for some runs.
+    A finished run holds `spec.json`, `metrics.jsonl`, `weights.safetensors`, `MANIFEST.json` with the SHA-256 of each,
+    and `result.json`, which is written last; records are often kept without their weights. `detection.json` and
+    `features.json` are there for some runs. A file of a finished run that differs from its sum is a RunError; sums may
+    also stand in a `SHA256SUMS` beside the run folders. Runs without any are read with a warning.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -68,7 +82,44 @@ class Run:
             raise FileNotFoundError(self._missing("finished run", "result.json"))
         if (schema := result.get("schema", SCHEMA)) != SCHEMA:
             raise RunError(f"{self.folder / 'result.json'} has schema {schema!r}, not {SCHEMA}.")
+        if isinstance(content := result.get("spec"), dict):
+            spec = self._parse_spec(content, "result.json")
+            self._check_name(spec, "result.json")
+            if result.get("name", spec.name) != spec.name:
+                raise RunError(f"{self.folder / 'result.json'} is damaged: its spec is that of {spec.name}.")
+            self.check_spec(spec)
         return result
+
+    @cached_property
+    def _sums(self) -> files.Sums | None:
+        """The sums of a finished run's files."""
+        if self.state != "finished":
+            return None
+        with _run_error():
+            sums = files.read_sums(self.folder)
+        if sums is None:  # one text for all runs: Python shows it once
+            warnings.warn(f"runs without {MANIFEST} were read: damage to them cannot be noticed.", stacklevel=2)
+        return sums
+
+    def _content(self, name: str) -> bytes | None:
+        """Read a file and compare it with its sum; None if it is not there."""
+        path = self.folder / name
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            if name in (self._sums or ()):
+                raise RunError(f"{path} is missing; it was there when the run was finished.") from None
+            return None
+        if self._sums is not None:
+            with _run_error():
+                files.check_sum(path, hashlib.sha256(content).hexdigest(), self._sums)
+        return content
+
+    def _check_name(self, spec: RunSpec, name: str) -> None:
+        """Refuse a record of another run; a folder that was renamed has no digest to compare."""
+        digest = re.search(r"-([0-9a-f]{10})$", self.folder.absolute().name)
+        if digest and digest[1] != spec.digest:
+            raise RunError(f"{self.folder / name} is damaged, or of another run: its spec is that of {spec.name}.")
 
     def _section(self, key: str) -> dict[str, Any]:
         if not isinstance(section := self.result.get(key), dict):
@@ -82,7 +133,9 @@ class Run:
         content = self._section("spec") if self.state == "finished" else self.read(name)
         if content is None:
             raise FileNotFoundError(self._missing("run", "spec.json"))
-        return self._parse_spec(content, name)
+        spec = self._parse_spec(content, name)
+        self._check_name(spec, name)
+        return spec
 
     def _parse_spec(self, content: dict[str, Any], name: str) -> RunSpec:
         try:
@@ -108,9 +161,9 @@ class Run:
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The epochs of `metrics.jsonl`; a last line that a killed process left incomplete is ignored."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-        return [_parse(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
+        path, lines = self.folder / "metrics.jsonl", (self._content("metrics.jsonl") or b"").split(b"\n")[:-1]
+        with _run_error():
+            return [files.parse_json(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1)]
 
     @cached_property
     def detection(self) -> dict[str, Any] | None:
@@ -128,21 +181,19 @@ class Run:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a JSON file of the folder; None if it is not there."""
-        path = self.folder / name
-        try:
-            return _parse(path.read_bytes(), str(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        content = self._content(name)
+        with _run_error():
+            return None if content is None else files.parse_json(content, self.folder / name)
 
     def weights(self) -> dict[str, Tensor]:
         """Read the trained weights, on the CPU."""
         path = self.folder / WEIGHTS
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: this run was kept without its weights. Train it again.")
-        try:
-            return load_file(path)  # type: ignore[no-any-return]
-        except SafetensorError as error:
-            raise RunError(f"{path} is damaged ({error}).") from error
+        with _run_error():
+            if self._sums is not None:
+                files.check_sum(path, files.sha256_of(path), self._sums)
+            return files.parse_file(path, load_file)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -199,12 +250,28 @@ class Run:
         replace_file(self.folder / "metrics.jsonl", "".join(map(_line, rows)).encode())
 
     def finish(self, weights: Mapping[str, Tensor], rows: list[dict[str, Any]], result: dict[str, Any]) -> None:
-        """Write weights, metrics and, last, the result; then delete the resume points."""
+        """Write weights, metrics, the manifest and, last, the result; then delete the resume points."""
         replace_file(self.folder / WEIGHTS, encode_tensors(weights))
         self.rewrite_history(rows)
-        replace_file(self.folder / "result.json", _encode(jsonable(result)))
+        content = _encode(jsonable(result))
+        files.write_manifest(self.folder, self._describe() | {"result.json": files.describe_content(content)})
+        replace_file(self.folder / "result.json", content)
         (self.folder / "failure.json").unlink(missing_ok=True)
         shutil.rmtree(self.resume, ignore_errors=True)
+
+    def _describe(self, *more: str) -> dict[str, Any]:
+        names = (name for name in (*_LISTED, *more) if (self.folder / name).is_file())
+        return {**files.describe_files(self.folder, names)}
+
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        """Write a file such as `detection.json` into a finished run; the sums of all other files stay.
+
+        A process that is killed between file and manifest leaves a file that is refused until it is written again.
+        """
+        content = (json.dumps(record) + "\n").encode()
+        sums = dict(self._describe("result.json") if self._sums is None else self._sums)
+        replace_file(self.folder / name, content)
+        files.write_manifest(self.folder, sums | {name: files.describe_content(content)})
 
     def record_failure(self, spec: RunSpec, error: Exception) -> None:
         """Write `failure.json` if the disk allows it; it is deleted when the run is finished."""
@@ -233,16 +300,6 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _parse(content: bytes, source: str) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError as error:
-        raise RunError(f"{source} is damaged ({error}).") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{source} is no JSON object.")
-    return value
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from maxsep.checks import check_number
-from maxsep.files import verify_folder, write_folder
+from maxsep.files import parse_file, read_json, verify_folder, write_folder
 from maxsep.heads import Head, MaxSeparation
 from maxsep.heads.maxsep import describe_order
 from maxsep.packages import load_package
@@ -116,9 +116,9 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     safetensors = load_package("safetensors.torch", "save")
     inner, path = _checked_model(model), Path(folder)
     verify_folder(path, (WEIGHTS, DESCRIPTION))
-    description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+    description = read_json(path / DESCRIPTION)
     _check_heads(description.pop("heads"), _describe_heads(inner))
-    state = safetensors.load_file(path / WEIGHTS)
+    state = parse_file(path / WEIGHTS, safetensors.load_file)
     _restore_tied(state, _tensors(inner))
     _check_tensors(state, _tensors(inner))
     inner.load_state_dict(state, strict=False)  # strict would refuse views of other tensors, which are not stored

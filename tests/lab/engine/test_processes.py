@@ -25,7 +25,7 @@ def test_a_dozen_kills_change_no_bit_and_forgotten_state_would(tmp_path, options
     # ten kills come from a seeded random clock, one inside a save, one just before the short last batch
     assert found["resumed"] >= 6  # so many processes reached a resume point of their own
     assert found["compiled"] is bool(options)
-    assert found["left"] == ["metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]
+    assert found["left"] == ["MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]
     assert found["killed"] == {"weights": True, "rows": True, "metrics": True}
     # without the random states, or from the start of the epoch, the weights differ
     assert found["random"]["weights"] is False

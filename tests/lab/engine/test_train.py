@@ -73,7 +73,7 @@ def finished(tmp_path_factory):
 
 def test_the_record_of_a_run(finished):
     found = Run(finished)
-    names = ["metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]
+    names = ["MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]
     assert sorted(path.name for path in finished.iterdir()) == names
     assert set(found.result) == {
         *("schema", "name", "spec", "metrics", "preprocessing", "execution", "versions", "hardware"),

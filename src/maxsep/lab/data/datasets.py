@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Hashable
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from maxsep.files import MANIFEST, read_json
 from maxsep.lab.data.download import SOURCES, Progress, ensure
 from maxsep.lab.data.folder import list_folder, own_test, read_folder, read_imagenet
 from maxsep.lab.data.images import ImageSet, Splits
@@ -182,12 +182,11 @@ class Dataset:
 
     def fingerprint(self, root: str | Path | None = None) -> str | None:
         """Digest the names and sizes of picture files; None without files, or before ImageNet is decoded."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError):
             if self.is_own:
                 return list_folder(find_folder(self.path, root)).fingerprint
             if self.is_imagenet:
-                text = (self._decoded(root) / "splits.json").read_text(encoding="utf-8")
-                return str(json.loads(text)["fingerprint"])
+                return str(read_json(self._decoded(root) / "splits.json")["fingerprint"])
         return None
 
     def read(
@@ -283,6 +282,7 @@ def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
 
 
 def _stat(folder: Path) -> Hashable:
-    """Return where a folder is, and the names, sizes and times of its files, if there are any."""
-    files = sorted((path.name, path.stat()) for path in folder.iterdir()) if folder.is_dir() else []
+    """Return where a folder is, and the names, sizes and times of its files but for the manifest."""
+    paths = [path for path in folder.iterdir() if path.name != MANIFEST] if folder.is_dir() else []
+    files = sorted((path.name, path.stat()) for path in paths)
     return folder.resolve(), tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)

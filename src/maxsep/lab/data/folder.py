@@ -22,7 +22,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from maxsep.files import verify_folder, write_folder
+from maxsep.files import parse_file, read_json, verify_folder, write_folder
 from maxsep.lab.data.download import Progress
 from maxsep.lab.data.images import ImageSet, Splits, held_counts, hold_out, labels_of
 
@@ -33,7 +33,6 @@ IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
 SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
 COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by number of channels
 TEST_FRACTION = 0.2
-VERIFIED_BYTES = 10 << 30  # decoded files up to this size are hashed whenever they are opened
 _BLOCK = 1024  # files decoded at a time
 _CACHED = ("splits.json", "test.npy", "train.npy")
 
@@ -199,7 +198,8 @@ def read_imagenet(name: str, source: str, folder: Path, size: int, progress: Pro
     """Read ImageNet or ImageNet-LT as RGB images of size x size, decoded into a folder at the first call.
 
     From then on that folder is the dataset: the pictures are not opened again, and need not be there. To decode anew,
-    delete it. The images are mapped into memory: writing to them ends the process.
+    delete it. Its SHA-256 are checked whenever it is opened: minutes for 200 GB. The images are mapped into memory:
+    writing to them ends the process.
     """
     if not folder.is_dir():
         listing = list_imagenet(source, folder.parent.parent)
@@ -209,9 +209,8 @@ def read_imagenet(name: str, source: str, folder: Path, size: int, progress: Pro
                 shutil.rmtree(left)
             if not folder.is_dir():  # no other process made it in the meantime
                 write_folder(folder, lambda new: _decode_into(new, listing, size, progress))
-    if sum((folder / part).stat().st_size for part in _CACHED) <= VERIFIED_BYTES:
-        verify_folder(folder, _CACHED)
-    facts = json.loads((folder / "splits.json").read_text(encoding="utf-8"))
+    verify_folder(folder, _CACHED)
+    facts = read_json(folder / "splits.json")
     train, test = (_map(folder / f"{part}.npy", facts["classes"], facts[part]) for part in ("train", "test"))
     return Splits(name, train, test, fingerprint=facts["fingerprint"])
 
@@ -241,7 +240,8 @@ def _decode_into(folder: Path, listing: Listing, size: int, progress: Progress |
 
 
 def _map(path: Path, classes: Sequence[str], counts: Sequence[int]) -> ImageSet:
-    array = np.load(path, mmap_mode="r")  # a mapping that could be written to would have to fit into memory
+    # a mapping that could be written to would have to fit into memory
+    array = parse_file(path, lambda path: np.load(path, mmap_mode="r"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to it
         return ImageSet(torch.from_numpy(array), labels_of(counts), tuple(classes))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maxsep.files import MANIFEST, verify_folder
+from maxsep.files import MANIFEST, check_first_read, keep_first_read
 from maxsep.lab.data.download import SOURCES
 from maxsep.lab.data.images import ImageSet, Splits, hold_out
 from maxsep.packages import load_package
@@ -40,14 +40,26 @@ def read_official(source: str, root: Path) -> Splits:
 
 
 def read_parts(source: str, root: Path, *parts: str) -> list[ImageSet]:
-    """Read `train` or `test` images of CIFAR or SVHN. A manifest that unpacking left is checked first."""
-    folder = root / SOURCES[source].folder
-    if (folder / MANIFEST).is_file():
-        names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
-        verify_folder(folder, tuple(name for name in names if name != MANIFEST))
-    if source == "svhn":
-        return [_read_svhn(folder / f"{part}_32x32.mat") for part in parts]
-    return [_read_cifar(folder, part, *_CIFAR[source]) for part in parts]
+    """Read `train` or `test` images of CIFAR or SVHN.
+
+    Their files are compared with the manifest that unpacking left; without one it is written after the first read.
+    """
+    folder, is_svhn = root / SOURCES[source].folder, source == "svhn"
+    names = [file for part in parts for file in ([f"{part}_32x32.mat"] if is_svhn else _CIFAR[source][0][part])]
+    names += [] if is_svhn else [_CIFAR[source][1]]
+    for name in names:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing. Delete {folder} and fetch the official files again.")
+    try:
+        sums = check_first_read(folder, names)
+    except ValueError as error:
+        raise DataError(folder / MANIFEST, str(error)) from error
+    if is_svhn:
+        images = [_read_svhn(folder / name) for name in names]
+    else:
+        images = [_read_cifar(folder, part, *_CIFAR[source]) for part in parts]
+    keep_first_read(folder, sums)
+    return images
 
 
 def read_digits() -> Splits:
@@ -106,8 +118,6 @@ class _DataOnly(pickle.Unpickler):
 
 def _unpickle(path: Path) -> dict[str, Any]:
     """Read a pickled dictionary without running code."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing. Delete {path.parent} and fetch the official files again.")
     stream = io.BytesIO(path.read_bytes())
     try:
         content = _DataOnly(stream, encoding="latin1").load()  # as Python 2 wrote text and arrays
@@ -120,8 +130,6 @@ def _unpickle(path: Path) -> dict[str, Any]:
 
 def _read_svhn(path: Path) -> ImageSet:
     """Read one of SVHN's files; the digit 0, which they label 10, gets label 0."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing. Fetch the official file.")
     try:
         content = load_package("scipy.io", "train").loadmat(path, variable_names=["X", "y"])
         pixels, digits = np.asarray(content["X"]), np.asarray(content["y"]).astype(np.int64).ravel()

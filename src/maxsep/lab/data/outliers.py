@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maxsep.files import parse_file
 from maxsep.lab.data.datasets import FOLDER, Dataset, data_root, find_folder
 from maxsep.lab.data.download import SOURCES, ensure
 from maxsep.lab.data.folder import Unreadable, read_images
@@ -102,14 +104,18 @@ def _read_test(source: str, root: Path) -> ImageSet:
     return read_parts(source, root, "test")[0]
 
 
+def _read_npz(path: Path) -> Any:
+    with np.load(path, allow_pickle=False) as content:
+        return content["images"] if "images" in content else np.empty(0)
+
+
 def _read_places(root: Path) -> Tensor:
     if (root / "places365").is_dir():
         return read_images(root / "places365", 32, most=PLACES)
     path = root / "places365.npz"
     if not path.is_file():
         raise FileNotFoundError(f"places is not in {root}: expected places365/ (any tree of images) or {path.name}.")
-    with np.load(path, allow_pickle=False) as content:
-        pixels = content["images"] if "images" in content else np.empty(0)
+    pixels = parse_file(path, _read_npz)
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (32, 32, 3):
         raise ValueError(f"{path} must hold `images`, uint8 (N, 32, 32, 3), got {pixels.dtype} {pixels.shape}.")
     if len(pixels) > PLACES:

@@ -19,7 +19,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from maxsep.files import verify_folder, write_file, write_folder
+from maxsep.files import read_json, verify_folder, write_file, write_folder
 from maxsep.lab.run import encode_tensors
 
 KEEP = 2
@@ -27,7 +27,7 @@ _MODEL, _TENSORS, _STATE = _FILES = ("model.safetensors", "train_state.safetenso
 _SCALARS = ("epoch", "step", "history", "epoch_seconds", "total_seconds", "resumed", "started")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(ValueError):
     """A resume point cannot be written or cannot be used."""
 
 
@@ -183,7 +183,7 @@ def read_point(path: Path) -> Point:
     try:
         verify_folder(path, _FILES)
         model, tensors = (load((path / name).read_bytes()) for name in (_MODEL, _TENSORS))
-        state = json.loads((path / _STATE).read_bytes())
+        state = read_json(path / _STATE)
     except Exception as error:  # whatever the parsers raise, the file is at fault
         raise CheckpointError(f"{path} cannot be used: {error}.") from error
     for name, tensor in model.items():

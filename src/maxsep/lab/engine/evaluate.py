@@ -20,7 +20,7 @@ from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers, pre
 from maxsep.lab.engine.losses import last_loss
 from maxsep.lab.engine.model import Pipeline, build_model
 from maxsep.lab.networks import Network
-from maxsep.lab.run import Run
+from maxsep.lab.run import WEIGHTS, Run, RunError
 from maxsep.lab.spec import RunSpec
 from maxsep.surgery import fold
 
@@ -203,7 +203,10 @@ def load_model(folder: str | Path) -> tuple[Network, RunSpec]:
     with torch.random.fork_rng(devices=[]):
         counts = run.metrics.get("class_counts", ())
         network = build_model(run.spec, (channels, height, width), len(classes), counts)
-    network.load_state_dict(weights)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"{run.folder / WEIGHTS} is of another network: {' '.join(str(error).split())}") from error
     network.eval()
     return network, run.spec
 

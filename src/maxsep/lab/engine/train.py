@@ -56,7 +56,7 @@ def train(
         download: Fetch a dataset that is missing into `data_root`.
 
     Returns:
-        The folder with `spec.json`, `metrics.jsonl`, `weights.safetensors` and `result.json`.
+        The folder with `spec.json`, `metrics.jsonl`, `weights.safetensors`, `result.json` and their sums.
 
     Raises:
         ValueError: The spec or the execution names something unknown, or the folder holds another run.
@@ -68,7 +68,7 @@ def train(
     >>> import tempfile
     >>> folder = train(RunSpec(epochs=1), runs=tempfile.mkdtemp(), progress=False)
     >>> sorted(path.name for path in folder.iterdir())
-    ['metrics.jsonl', 'result.json', 'spec.json', 'weights.safetensors']
+    ['MANIFEST.json', 'metrics.jsonl', 'result.json', 'spec.json', 'weights.safetensors']
     """
     run, execution = Run(Path(runs) / spec.name), execution or Execution()
     run.check_spec(spec)

@@ -147,6 +147,7 @@ class Trainer:
         settings = {name: getattr(execution, name) for name in ("compile", "channels_last")}
         settings["cuda_graph"] = isinstance(self.step, CapturedStep)
         self.facts = settings | versions() | hardware(fabric.device, fabric.world_size) | {"files": data.fingerprint}
+        self.facts["run"] = spec.digest
         self.final: tuple[dict[str, Any], float] | None = None
         self.began = self._tick = time.perf_counter()
         self._next_save = 0.0
@@ -190,6 +191,8 @@ class Trainer:
         """Restore the newest good resume point, if there is one."""
         point = load_point(self.run.resume)
         if point is not None:
+            if point.state["facts"].get("run") != self.spec.digest:
+                raise CheckpointError(f"{self.run.resume} is of another run. Delete it to start again.")
             files = point.state["facts"].get("files")
             if files is not None and files != self.data.fingerprint:
                 raise CheckpointError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from maxsep.detect import MAGNITUDES, ood_metrics, oscr
-from maxsep.files import replace_file
 from maxsep.lab.data import Dataset, ImageSet, Splits, limit, load_outliers, origin, prepare
 from maxsep.lab.engine.evaluate import load_pipeline, moved
 from maxsep.lab.environment import pick_device
@@ -129,14 +127,14 @@ def ensure_detection(
         record = detect(folder, protocol, data_root=data_root, device=device)
         if before is not None and before.get("run") == record["run"] and _scale(before) == scale:
             record["sets"] = before["sets"] | record["sets"]
-        replace_file(run.folder / FILE, (json.dumps(record) + "\n").encode())
+        run.add(FILE, record)
     return True
 
 
 def read_detection(folder: str | Path) -> dict[str, Any] | None:
     """Read a run's `detection.json`; None if it is missing or damaged, so that it is written anew."""
     try:
-        record = json.loads((Path(folder) / FILE).read_bytes())
+        record = Run(folder).read(FILE) or {}
         sets = record["sets"] if record["schema"] == SCHEMA else None
         return record if isinstance(sets, dict) and isinstance(record["in_distribution"]["dataset"], str) else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from maxsep.files import read_json
 from maxsep.lab.report import provenance, sections, summary
 from maxsep.lab.report.rows import Row, Setting, settings_of, tidy, to_csv
 from maxsep.lab.report.runs import Collection, collect
@@ -163,7 +164,7 @@ def write(report: Report, out: str | Path) -> Path:
 def _former_figures(former: Path) -> set[str]:
     """The figures that an earlier report says it wrote: nothing else in the folder is ours to remove."""
     try:
-        found = json.loads(former.read_text(encoding="utf-8"))["figures"]
+        found = read_json(former)["figures"]
         return {name for name in found if Path(name).name == name and name.endswith(".svg")}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
