@@ -191,3 +191,18 @@ def test_a_folder_with_files_of_somebody_else_is_not_replaced(tmp_path):
     (tmp_path / "other" / MANIFEST).write_text("{}")
     with pytest.raises(ValueError, match="other"):
         write_folder(tmp_path / "other", fill("two"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"a":' * 5_000, b"\xff{}", b"[]", b"null", b"", b"{", b"1" * 5_000]
+)
+def test_what_is_no_json_object_is_one_line(tmp_path, content, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json[^\n]*$"):
+        files.read_json(path)
+    path.write_bytes(b'{"a": 1}')
+    assert files.read_json(path) == {"a": 1}
+    monkeypatch.setattr(files, "JSON_BYTES", 7)
+    with pytest.raises(ValueError, match=r"a\.json"):
+        files.read_json(path)

@@ -11,9 +11,9 @@ import torch
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from maxsep.files import write_folder
+from maxsep.files import MANIFEST, write_folder
 from maxsep.lab.data import DataError, Dataset
-from maxsep.lab.data.official import read_digits
+from maxsep.lab.data.official import read_digits, read_parts
 
 # what Python 2 wrote: byte strings for text, numpy.core for arrays; first pixels 0 to 9, first green 7, second row 5
 BATCH = (
@@ -146,6 +146,28 @@ def test_a_flipped_bit_is_noticed_where_there_is_a_manifest(tmp_path, write_cifa
     (folder / "data_batch_5").write_bytes(content)
     with pytest.raises(ValueError, match="data_batch_5"):
         read("cifar10", tmp_path)
+
+
+def test_sums_are_kept_after_the_first_good_read_if_the_folder_can_be_written(tmp_path, write_cifar, monkeypatch):
+    folder = write_cifar(tmp_path)
+    path, content = folder / "data_batch_2", (folder / "data_batch_2").read_bytes()
+    path.write_bytes(content[:-9])
+    with pytest.raises(DataError, match="data_batch_2"):
+        read_parts("cifar10", tmp_path, "train")
+    path.write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr("maxsep.files.replace_file", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
+        read_parts("cifar10", tmp_path, "train")
+    assert not (folder / MANIFEST).exists()
+    read_parts("cifar10", tmp_path, "train")
+    (folder / "test_batch").write_bytes((folder / "data_batch_1").read_bytes())  # not read yet
+    read_parts("cifar10", tmp_path, "test")
+    for name in ("data_batch_2", "test_batch", "batches.meta"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+        with pytest.raises(DataError, match=name):
+            read_parts("cifar10", tmp_path, "train", "test")
+        (folder / name).write_bytes(whole)
 
 
 def test_digits_are_the_originals_stretched_with_a_fixed_stratified_split():
