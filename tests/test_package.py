@@ -101,8 +101,8 @@ def test_the_house_keeps_its_size():
         return sum(path.read_text().count("\n") for path in (ROOT / folder).rglob("*.py"))
 
     assert len(FILES) <= 125
-    assert lines("src") <= 18_300
-    assert lines("tests") <= 16_400
+    assert lines("src") <= 18_800
+    assert lines("tests") <= 16_700
 
 
 def test_public_names_are_frozen():

@@ -8,7 +8,7 @@ from PIL import Image
 from maxsep.cli import compare as module
 from maxsep.lab import engine
 
-SHORT = ["--epochs", 2, "--device", "cpu"]
+SHORT = ["--epochs", 2, "--device", "cpu", "--learning-rate", 0.01]
 
 
 @pytest.fixture(scope="module")

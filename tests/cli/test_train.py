@@ -120,6 +120,7 @@ def test_a_finished_run_is_not_trained_again_and_ends_with_its_folder(call, tmp_
 @pytest.mark.parametrize("change", ["gone", "another name", "another size"])
 def test_a_finished_run_of_other_pictures_is_refused(call, refuse, pictures, change):
     arguments = ["train", "--dataset", "tail?size=8", "--epochs", 1, "--device", "cpu", "--network", "mlp"]
+    arguments += ["--learning-rate", 0.01]
     call(*arguments)
     (pictures / "readme.txt").write_text("no picture")
     call(*arguments)

@@ -109,8 +109,11 @@ Jobs = Annotated[int, typer.Option(min=1, help="Number of processes that share t
 Epochs = Annotated[int, typer.Option(min=1, help="Number of epochs.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds; intervals need two or more.")]
 Imbalance = Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")]
-Optimiser = Annotated[str, typer.Option(help="sgd or adamw.")]
-LearningRate = Annotated[float | None, typer.Option(help="By default 0.1 for sgd, 0.001 for adamw.")]
+Optimiser = Annotated[str | None, typer.Option(help="sgd or adamw; by default adamw for a folder, else sgd.")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(help="By default chosen on held-out training images of a folder; else 0.1 for sgd, 0.001 for adamw."),
+]
 
 
 def split(option: str, values: Sequence[str] | None, default: str, kind: Callable[[str], Value]) -> list[Value]:

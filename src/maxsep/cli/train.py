@@ -24,9 +24,12 @@ from maxsep.lab.grid import num_train
 from maxsep.lab.recipes.compare import usual_batch
 from maxsep.lab.reference import ADVICE, Reference, load_reference, why_untrained
 from maxsep.lab.run import Run
+from maxsep.lab.search import RADII, Choice, choose_radius
 from maxsep.lab.spec import RATES, Execution, RunSpec, options
 
 _DEFAULT = RunSpec()
+OWN_EPOCHS = 40
+"""Epochs on a folder: some hundred images need more than the default of the spec."""
 DatasetName = Annotated[
     str, typer.Option(help="digits, cifar10, cifar100, svhn, imagenet, imagenet_lt, or folder:PATH?size=64.")
 ]
@@ -58,12 +61,12 @@ def train_command(
     imbalance: app.Imbalance = 1.0,
     network: Network = None,
     head: Annotated[str, typer.Option(help=f"{', '.join(heads.names())}.")] = _DEFAULT.head,
-    radius: Annotated[float, typer.Option(help="Factor on the logits; 1 or 0.1 in the paper.")] = 1.0,
+    radius: Annotated[str, typer.Option(help="Factor on the logits, 1 or 0.1 in the paper; or auto.")] = "1",
     loss: Annotated[str, typer.Option(help=f"{', '.join(loss_names())}.")] = _DEFAULT.loss,
     augmentation: Augmentation = None,
-    epochs: app.Epochs = _DEFAULT.epochs,
+    epochs: Annotated[int | None, typer.Option(min=1, help="By default 20; for a folder 40.")] = None,
     batch_size: BatchSize = None,
-    optimiser: app.Optimiser = _DEFAULT.optimiser,
+    optimiser: app.Optimiser = None,
     learning_rate: app.LearningRate = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
     settings: Settings = None,
@@ -78,8 +81,11 @@ def train_command(
     fields = {name: value for name, value in context.params.items() if name in OPTIONS}
     execution = Execution(device=device, devices=devices)
     with list_once():
+        fields["radius"] = None if radius == "auto" else app.split("--radius", [radius], "0.1", float)[0]
         spec = build_spec(fields | {"precision": default_precision(device)}, settings or (), data)
         [spec] = with_order([spec], data, download=download)
+        how: dict[str, Any] = {"data_root": data, "runs": runs, "execution": execution, "download": download}
+        spec, choice = choose(spec, radius == "auto", learning_rate, **how)
         run = Run(runs / spec.name)
         was_finished = run.state == "finished"
         if was_finished:
@@ -91,12 +97,12 @@ def train_command(
         images = count_images(spec, data)
         if not as_json:
             count = "" if images is None else f" ({images:,} training images)"
-            batches = f"{spec.optimiser}, batch size {spec.batch_size}, epochs {spec.epochs}"
+            batches = f"{spec.optimiser} at {spec.learning_rate:g}, batch size {spec.batch_size}, epochs {spec.epochs}"
             typer.echo(f"{spec.dataset}{count}: {spec.network}, augmentation {spec.augmentation}, {batches}")
         if images is not None and batch_size is not None and batch_size >= images:
             warnings.warn(f"--batch-size {batch_size} holds all {images:,} images: one step per epoch.", stacklevel=2)
         try:
-            train(spec, data_root=data, runs=runs, execution=execution, progress=not as_json, download=download)
+            train(spec, progress=not as_json, **how)
         except BlockingIOError:  # another process trains this run
             raise
         except Exception as error:
@@ -104,7 +110,24 @@ def train_command(
                 run.record_failure(spec, error)
             raise
         reference = load_reference(spec, runs, data) if Dataset.parse(spec.dataset).is_own else None
-    _show(Run(run.folder), reference, was_finished, as_json)
+    _show(Run(run.folder), reference, choice, was_finished, as_json)
+
+
+def choose(spec: RunSpec, any_radius: bool, learning_rate: float | None, **how: Any) -> tuple[RunSpec, Choice | None]:
+    """Choose the learning rate of a run on a folder, unless it is given, and the radius if asked to."""
+    is_open = learning_rate is None and Dataset.parse(spec.dataset).is_own and not spec.validation
+    if not (is_open or any_radius):
+        return spec, None
+    dry_run(spec, how["execution"], how["data_root"], download=how["download"])
+    radius, found = choose_radius(
+        spec, RADII if any_radius else (spec.radius,), rates=() if is_open else (spec.learning_rate,), **how
+    )
+    if radius is None:
+        if found.summary.elsewhere:
+            raise BlockingIOError("another process searches learning rates for these runs.")
+        raise SystemExit(found.summary.interrupted)
+    best = next(choice for choice in found.choices if choice.spec.radius == radius)
+    return best.spec.replace(seed=spec.seed), best
 
 
 def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Path | None = None) -> RunSpec:
@@ -114,10 +137,12 @@ def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Pa
     """
     dataset = Dataset.find(fields.get("dataset", _DEFAULT.dataset), data)
     is_small = dataset.is_own or dataset.source == "digits"
-    defaults: dict[str, Any] = {"learning_rate": RATES.get(fields.get("optimiser", "sgd"), RATES["sgd"])}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    defaults: dict[str, Any] = {"optimiser": "adamw", "epochs": OWN_EPOCHS} if dataset.is_own else {}
+    rate = RATES.get((defaults | fields).get("optimiser", "sgd"), RATES["sgd"])
+    defaults["learning_rate"] = rate
     if is_small or dataset.is_imagenet:
         defaults |= {"network": dataset.default_network, "augmentation": dataset.default_augmentation}
-    fields = {name: value for name, value in fields.items() if value is not None}
     spec = RunSpec(**defaults | fields | {"dataset": dataset.name})
     check_names(spec)
     spec = spec.replace(**parse_settings(settings, spec))
@@ -204,12 +229,13 @@ def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     return None if counts is None else num_train(spec, counts)
 
 
-def _show(run: Run, reference: Reference | None, was_finished: bool, as_json: bool) -> None:
+def _show(run: Run, reference: Reference | None, choice: Choice | None, was_finished: bool, as_json: bool) -> None:
     metrics, unknown = run.metrics, run.unknown
     doubts = [] if reference is None else why_untrained([run], reference)
     if as_json:
         answer = {"run": str(run.folder), "metrics": metrics, "unknown": unknown, "warnings": doubts}
-        typer.echo(json.dumps(answer | {"reference": None if reference is None else asdict(reference)}))
+        answer["reference"] = None if reference is None else asdict(reference)
+        typer.echo(json.dumps(answer | {"search": None if choice is None else choice.to_dict()}))
         return
     if was_finished:
         typer.echo("this run was finished before; nothing was trained")

@@ -37,6 +37,7 @@ from maxsep.lab.report.tables import (
     comparison_table,
 )
 from maxsep.lab.run import Run
+from maxsep.lab.search import Choice
 from maxsep.lab.spec import RunSpec
 
 TITLE = "Does the matrix help on these data?"
@@ -68,6 +69,8 @@ class Verdict:
     setting: Setting
     reference: Reference | None = None
     """Logistic regression on the same images."""
+    choices: tuple[Choice, ...] = ()
+    """How the learning rate of every method was chosen, if it was."""
 
     @property
     def metric(self) -> str:
@@ -148,7 +151,8 @@ class Verdict:
         spec, counts = self.specs[0], self.setting.counts
         test = f"{self.num_test:,} test images ({Dataset.parse(spec.dataset).test_description})"
         tail = "" if spec.imbalance == 1 else f", imbalance {spec.imbalance:g}"
-        rate = f"{spec.optimiser} at {spec.learning_rate:g}, batches of {spec.batch_size}"
+        rate = f"at {spec.learning_rate:g}" if not self.choices else "with a learning rate for each method"
+        rate = f"{spec.optimiser} {rate}, batches of {spec.batch_size}"
         least = None if self.reference is None else getattr(self.reference, self.metric)
         reference = [] if least is None else [f"For reference, {self.reference}: {least:.1%}."]
         return [
@@ -156,6 +160,7 @@ class Verdict:
             f"{names.network_label(spec.network)}, {spec.epochs} epochs of {rate}, {spec.augmentation}{tail}.",
             "Accuracy after the last epoch; nothing was chosen on the test images.",
             *reference,
+            *(f"{self.setting.name(Method.of(choice.spec))}: {choice}." for choice in self.choices),
         ]
 
     @property
@@ -198,6 +203,7 @@ class Verdict:
             "failure": self.failure,
             "metric": self.metric,
             "reference": None if self.reference is None else asdict(self.reference),
+            "search": [choice.to_dict() for choice in self.choices],
             "data": self.specs[0].dataset,
             "class_counts": self.setting.counts,
             "num_train": sum(self.setting.counts),
@@ -218,7 +224,9 @@ class Verdict:
         }
 
 
-def verdict(specs: Sequence[RunSpec], runs: Sequence[Run], reference: Reference | None = None) -> Verdict:
+def verdict(
+    specs: Sequence[RunSpec], runs: Sequence[Run], reference: Reference | None = None, choices: Sequence[Choice] = ()
+) -> Verdict:
     """Compare the finished runs of one setting, at least one, whose specs differ in method, seed and learning rate.
 
     Raises:
@@ -227,7 +235,7 @@ def verdict(specs: Sequence[RunSpec], runs: Sequence[Run], reference: Reference 
     check_data(runs)
     asked = {spec.name for spec in specs}
     collection = collect(*(run.folder for run in runs if run.spec.name in asked))
-    return Verdict(tuple(specs), collection, Setting(specs[0], tidy(collection)), reference)
+    return Verdict(tuple(specs), collection, Setting(specs[0], tidy(collection)), reference, tuple(choices))
 
 
 def check_data(
@@ -258,13 +266,27 @@ def write_page(
     setting = found.setting
     doubts = (*found.failure, *found.warnings)
     table = Section("comparison", "Methods", tuple(found.header), (found.table,), after=doubts)
-    parts = [table, _mistakes(setting, data_root), _classes(setting)]
+    parts = [table, _search(found), _mistakes(setting, data_root), _classes(setting)]
     parts += [None if found.failure else sections.class_gains([setting]), sections.curves([setting])]
     shown = tuple(part for part in parts if part is not None)
     theorem = [THEOREM] if not found.failure and all(spec.optimiser == "sgd" for spec in found.specs) else []
     sentences = (*(comparison.text for comparison in found.comparisons), *theorem)
     rows, data = tuple(setting.rows), found.to_dict()
     return write(Report(TITLE, found.headline, sentences, shown, rows, found.collection, tuple(commands), data), out)
+
+
+def _search(found: Verdict) -> Section | None:
+    """Tabulate what the search tried for every method: the metric on held-out data of each learning rate."""
+    rows = []
+    for choice in found.choices:
+        tried = [f"{t.learning_rate:g} ({t.epochs} epochs): {100 * t.score:.1f}" for t in choice.trials]
+        cells = found.setting.name(Method.of(choice.spec)), f"{choice.spec.learning_rate:g}", "; ".join(tried)
+        rows.append(Row(tuple(map(Cell, cells))))
+    if not any(choice.trials for choice in found.choices):
+        return None
+    table = Table("search", "Learning rates", ("method", "chosen", "tried, % on held-out images"), tuple(rows))
+    text = "Every method has the learning rate that was best on a fifth of the training images, held out of training."
+    return Section("search", "Learning rates", (text,), (table,))
 
 
 def _main_methods(setting: Setting) -> list[Method]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maxsep.lab.run import Run
+from maxsep.lab.search import FOLDER
 
 _MARKS = ("spec.json", "result.json", "metrics.jsonl", "failure.json", "weights.safetensors", "resume")
 _ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -71,7 +72,7 @@ def _run_folders(root: Path) -> Iterator[Path]:
         yield root
     else:
         for child in root.iterdir():
-            yield from _run_folders(child) if child.is_dir() else ()
+            yield from _run_folders(child) if child.is_dir() and child.name != FOLDER else ()
 
 
 def _without_result(run: Run) -> Problem | None:
