@@ -39,7 +39,8 @@ def bench_command(
     else:
         app.show_table(["operation", "classes", "form", "ms", "x nn.Linear", "quartiles"], map(_cells, rows))
         clock = "CPU time" if place.type == "cpu" and threads == 1 else "wall time"
-        typer.echo(f"{', '.join(map(str, machine.values()))}; {clock}; medians, and quartiles of the ratio")
+        names = ", ".join(f"{name} {value}" for name, value in machine.items())
+        typer.echo(f"{names}; {clock}; medians, and quartiles of the ratio")
     if any(row.failed for row in rows):
         raise typer.Exit(1)
 

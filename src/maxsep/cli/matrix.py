@@ -34,6 +34,7 @@ def matrix_command(
             np.save(out, matrix.numpy())
         else:
             np.savetxt(out, matrix.numpy(), delimiter=",", fmt="%.17g")
+        typer.echo(f"wrote {out}")
     angle = math.degrees(math.acos(-1 / (classes - 1)))
     typer.echo(f"{classes} classes: {angle:.4f} degrees between any two class vectors")
     norm, mean, cosine = certificate.norm, certificate.mean, certificate.cosine

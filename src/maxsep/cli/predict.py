@@ -29,7 +29,8 @@ def predict_command(
     limit = classifier.threshold(score) if threshold is None else threshold
     files = find_images(images)
     predictions = classify(classifier, files.images, score=score, threshold=limit, top=top)
-    typer.echo(_explain(classifier, score, limit, from_run=threshold is None), err=True)
+    if files.images:
+        typer.echo(_explain(classifier, score, limit, from_run=threshold is None), err=True)
     if files.skipped:
         typer.echo(f"skipped {len(files.skipped)} files without an image suffix, such as {files.skipped[0]}", err=True)
     width, label_width = max((len(str(path)) for path in files.images), default=0), max(map(len, classifier.labels))

@@ -70,7 +70,7 @@ class Difference:
         found = Summary.of([values[key] - reference[key] for key in common])
         low, high, p = found.low, found.high, None
         if found.std is not None and found.std <= _FLAT:  # no spread to take an interval from
-            low = high = 0.0 if abs(found.mean) <= _FLAT else None
+            low = high = None
         elif found.std is not None:
             statistic = abs(found.mean) / found.std * math.sqrt(found.n)
             p = 2 * float(load_package("scipy.special", "lab").stdtr(found.n - 1, -statistic))

@@ -162,22 +162,19 @@ def gains(settings: Sequence[Setting]) -> list[Gain]:
 
 
 def headline(settings: Sequence[Setting]) -> str:
-    """Answer in one sentence what the matrix adds to its control, and what the radius does without it."""
+    """Answer in one sentence: what the radius does without the matrix, and what the matrix does at equal radius."""
     pairs = [(s, s.difference(m, control)) for s in settings for m, _, control in matrix_methods(s)]
     matrix = [d for _, d in pairs if d is not None and d.n >= ENOUGH and d.low is not None]
     if not matrix:
         return "No comparison of the matrix with its control has three seeds yet: the page has estimates, no verdict."
-    count = f"{plural(len(matrix), 'comparison')} with three seeds"
-    better, worse = (sum(difference.word == word for difference in matrix) for word in ("better", "worse"))
-    parts = [f"raises accuracy in {better}"] * bool(better) + [f"lowers it in {worse}"] * bool(worse)
-    told = f"{' and '.join(parts)} of {count}" if parts else f"makes no visible difference to accuracy in {count}"
     scaled = [(s, m) for s in settings for m in s.methods if m.head in ("scaled", "control") and m.radius != 1]
     radius = [s.difference(m, s.baseline(m)) for s, m in scaled]
     moves = sorted(d.estimate for d in radius if d is not None and d.n >= ENOUGH and d.excludes_zero)
-    if moves:
-        ends = dict.fromkeys(signed(100 * estimate) for estimate in (moves[0], moves[-1]))
-        told += f"; the radius alone moves it by {' to '.join(ends)} points"
-    return f"At equal radius, the matrix {told}."
+    ends = " to ".join(dict.fromkeys(signed(100 * estimate) for estimate in moves[:1] + moves[-1:]))
+    first = f"The radius alone moves accuracy by {ends} points. At" if moves else "At"
+    same = sum(not difference.excludes_zero for difference in matrix)
+    of = f"{same} of {plural(len(matrix), 'interval')} for what the matrix adds"
+    return f"{first} equal radius, {of} {'contains' if len(matrix) == 1 else 'contain'} 0 (three seeds)."
 
 
 def sentences(settings: Sequence[Setting], numbers: Sequence[Number], cells: Sequence[Gain]) -> list[str]:
