@@ -1,10 +1,13 @@
 """`maxsep train`: from options to a spec, and from a folder to a run."""
 
 import json
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from maxsep.cli import train as module
 from maxsep.cli.train import build_spec
@@ -145,3 +148,36 @@ def test_a_run_that_diverges_leaves_its_reason(invoke, tmp_path):
     assert isinstance(result.exception, ArithmeticError)
     (path,) = tmp_path.glob("*/failure.json")
     assert json.loads(path.read_text())["error"].startswith("NonFiniteError")
+
+
+def write_digits(folder, count, size):
+    """Digits as noisy colour pictures in class folders."""
+    digits, rng = load_digits(), np.random.RandomState(0)
+    for k in rng.permutation(len(digits.images))[:count]:
+        small = Image.fromarray((15.9 * digits.images[k]).astype(np.uint8))
+        grey = np.asarray(small.resize((size, size), Image.Resampling.BICUBIC), float)[..., None]
+        pixels = grey * rng.uniform(0.5, 1, 3) + rng.normal(0, 25, (size, size, 3))
+        (folder / str(digits.target[k])).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / str(digits.target[k]) / f"{k}.png")
+
+
+def test_a_folder_gets_a_searched_rate_and_a_reference(call, tmp_path):
+    write_digits(tmp_path / "digits", 150, 16)
+    arguments = ["train", "--dataset", f"{tmp_path / 'digits'}?size=8", "--network", "mlp", "--epochs", 8]
+    answer = json.loads(call(*arguments, "--device", "cpu", "--runs", tmp_path / "runs", "--json"))
+    assert (answer["search"]["optimiser"], len(answer["search"]["trials"])) == ("adamw", 12)
+    spec = json.loads((Path(answer["run"]) / "spec.json").read_text())
+    assert spec["learning_rate"] == answer["search"]["learning_rate"]
+    assert 0 < answer["reference"]["top1"] <= 1
+    assert bool(answer["warnings"]) == (answer["metrics"]["balanced"] < answer["reference"]["balanced"])
+
+
+@pytest.mark.nightly
+def test_defaults_are_as_good_as_logistic_regression_within_ten_minutes(call, tmp_path):
+    write_digits(tmp_path / "digits", 300, 48)
+    began = time.monotonic()
+    arguments = ["train", "--dataset", f"folder:{tmp_path / 'digits'}", "--runs", tmp_path / "runs", "--json"]
+    answer = json.loads(call(*arguments))
+    assert time.monotonic() - began < 600
+    assert answer["metrics"]["top1"] >= answer["reference"]["top1"]
+    assert answer["warnings"] == []

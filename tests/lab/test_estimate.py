@@ -40,7 +40,7 @@ def test_the_images_of_a_folder_are_counted(tmp_path):
         for i in range(count):
             (tmp_path / name / f"{i}.png").touch()  # not read, so it need not be an image
     spec = RunSpec(dataset=f"folder:{tmp_path}", network="resnet32")
-    assert num_train(spec) == 8 + 4
+    assert num_train(spec) == 8 + 3
     assert num_train(spec.replace(imbalance=0.25)) == 8 + 2
     assert num_train(spec.replace(dataset="folder:nowhere")) == 10_000
 

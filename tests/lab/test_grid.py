@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from maxsep.lab import grid, recipes
+from maxsep.lab import engine, grid, recipes
+from maxsep.lab.engine.trainer import DeadlineError
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -332,3 +334,23 @@ def test_the_processes_end_with_their_parent_and_their_runs_can_be_resumed(tmp_p
     states = {Run(path.parent).state for path in (tmp_path / "runs").glob("*/spec.json")}
     assert states == {"unfinished"}
     assert len(list((tmp_path / "runs").glob("*/resume/save_*"))) >= 2
+
+
+def test_the_run_in_progress_stops_when_the_budget_is_over_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    spec = RunSpec(head="plain", epochs=400, batch_size=32)
+    monkeypatch.setattr(grid.Estimator, "estimate", lambda self, spec: grid.Estimate(0.0, "a wrong guess"))
+    began = time.monotonic()
+    summary = grid.run([spec, SPECS[0]], runs=tmp_path, execution=CPU, budget=2.0)
+    assert time.monotonic() - began < 6
+    assert (summary.finished, summary.postponed, summary.failed, summary.status) == ([], [spec, SPECS[0]], [], 0)
+    run = Run(tmp_path / spec.name)
+    assert run.state == "unfinished"
+    assert run.resume.is_dir()
+    short = spec.replace(epochs=4)
+    with pytest.raises(DeadlineError):
+        engine.train(short, runs=tmp_path, execution=CPU, progress=False, deadline=time.monotonic())
+    engine.train(short, runs=tmp_path, execution=CPU, progress=False)
+    engine.train(short, runs=tmp_path / "unbroken", execution=CPU, progress=False)
+    ours, theirs = (Run(folder / short.name) for folder in (tmp_path, tmp_path / "unbroken"))
+    assert ours.result["resumed"] == 1
+    assert all(torch.equal(value, theirs.weights()[name]) for name, value in ours.weights().items())

@@ -19,7 +19,7 @@ import torch
 
 from maxsep.lab import engine
 from maxsep.lab.data import Dataset, with_order
-from maxsep.lab.engine.trainer import StopRequest
+from maxsep.lab.engine.trainer import DeadlineError, StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
 from maxsep.lab.recipes import After, Recipe, select
 from maxsep.lab.run import Run, State
@@ -159,8 +159,8 @@ def run(
     """Train every run that is not finished yet, as `engine.train` does with the same arguments.
 
     A run that fails leaves `failure.json` in its folder, and the others go on. With a budget such as "25m", a run
-    starts only if its estimated time still fits, and a shorter one may take its place; the same call later goes on with
-    the rest. The first run of a kind may overrun, because estimates come from finished runs.
+    starts only if its estimated time still fits, and a shorter one may take its place. A run that takes longer than its
+    estimate is stopped at a resume point when the budget is over. The same call later goes on with the rest.
 
     Several processes may make the same call: a run that one of them trains is left alone by the others. `jobs` starts
     that many; they end with this process, even if it is killed. The calling script needs the usual `if __name__ ==
@@ -172,13 +172,15 @@ def run(
     start, chosen, execution = clock(), unique(specs), execution or Execution()
     jobs = min(jobs, sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen))
     settings: dict[str, Any] = {"data_root": data_root, "runs": runs, "execution": execution, "download": download}
+    deadline = None if budget is None else start + parse_budget(budget)
+    settings |= {} if deadline is None else {"deadline": deadline}
     worker = _Worker(
         runs=Path(runs),
         train=partial(train or engine.train, progress=progress and jobs <= 1, **settings),
         after=after,
         data_root=data_root,
         execution=execution,
-        deadline=None if budget is None else start + parse_budget(budget),
+        deadline=deadline,
         clock=clock,
         on_event=on_event or (lambda event: None),
     )
@@ -298,6 +300,8 @@ class _Worker:
             self._take_step(run)
         except BlockingIOError:  # another process trains it
             raise
+        except DeadlineError:
+            return replace(event, kind="postponed", seconds=self.estimator.estimate(event.spec).seconds)
         except Exception as error:  # the failure of one run must not stop the others
             if run.state != "finished":
                 run.folder.mkdir(parents=True, exist_ok=True)

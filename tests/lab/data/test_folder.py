@@ -44,8 +44,8 @@ def tree(tmp_path):
 def test_every_image_is_read_with_a_fixed_stratified_split(tree):
     data = read(tree)
     assert data.train.classes == ("cat", "dog")
-    assert (data.train.class_counts, data.test.class_counts) == ([4, 4], [1, 1])
-    assert data.test.images[:, 0, 0, 0].tolist() == [2, 10], "the same everywhere"
+    assert (data.train.class_counts, data.test.class_counts) == ([3, 3], [2, 2])
+    assert data.test.images[:, 0, 0, 0].tolist() == [0, 2, 10, 12], "the same everywhere"
     red = torch.cat([data.train.images, data.test.images])[:, 0, 0, 0]
     assert sorted(red.tolist()) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
     assert (red // 10).tolist() == torch.cat([data.train.labels, data.test.labels]).tolist()

@@ -1,4 +1,5 @@
 import math
+import random
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from maxsep.lab.report.controls import Method
 from maxsep.lab.report.statistics import Difference, Summary
 
 FRACTIONS = st.floats(0, 1, allow_nan=False)
@@ -110,3 +112,24 @@ def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
 def test_the_words_of_the_plan(values, lower, word, reached):
     found = Difference.to_printed(values, 0.7 if word != "agrees" or values[0] > 0.6 else 0.695, lower=lower)
     assert (found.agreement, found.is_reached) == (word, reached)
+
+
+def test_of_comparisons_without_a_difference_about_one_in_twenty_excludes_zero():
+    rng = random.Random(0)
+    words = []
+    for _ in range(1000):
+        values, reference = ({seed: rng.gauss(0.7, 0.01) for seed in range(3)} for _ in range(2))
+        words.append(Difference.paired(values, reference).word)
+    assert 30 <= sum(word in ("better", "worse") for word in words) <= 70
+
+
+def test_the_radius_is_found_on_long_tailed_cifar10_with_three_seeds(recorded):
+    settings = [s for s in recorded if s.spec.dataset == "cifar10" and s.spec.imbalance == 0.01]
+    found = []
+    for setting in settings:
+        plain, small = Method("plain"), [Method(head, 0.1) for head in ("maxsep", "control", "scaled")]
+        differences = [d for method in small if (d := setting.difference(method, plain)) and d.n >= 3]
+        found += [(difference.word, difference.estimate) for difference in differences]
+    assert found
+    assert "better" in {word for word, _ in found}
+    assert not any(word == "worse" for word, _ in found)

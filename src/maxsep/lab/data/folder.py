@@ -33,6 +33,7 @@ IGNORED_NAMES = frozenset({"desktop.ini", "license", "readme", "thumbs.db"})
 SPLITS = frozenset({"dev", "test", "testing", "train", "training", "val", "valid", "validation"})
 COLOURS = {1: "L", 3: "RGB"}  # Pillow's mode by number of channels
 TEST_FRACTION = 0.2
+LEAST_TEST = 2  # of a class with four images or more
 _BLOCK = 1024  # files decoded at a time
 _CACHED = ("splits.json", "test.npy", "train.npy")
 
@@ -78,7 +79,7 @@ class Listing:
     @property
     def train_counts(self) -> list[int]:
         """Training images of every class."""
-        held = [0] * len(self.train.counts) if self.test else held_counts(self.train.counts, TEST_FRACTION)
+        held = [0] * len(self.train.counts) if self.test else held_counts(self.train.counts, TEST_FRACTION, LEAST_TEST)
         return [count - out for count, out in zip(self.train.counts, held, strict=True)]
 
     @property
@@ -190,7 +191,7 @@ def read_folder(listing: Listing, size: int, *, name: str) -> Splits:
     train = listing.train.read(size)
     if listing.test is not None:
         return Splits(name, train, listing.test.read(size), fingerprint=listing.fingerprint)
-    kept, held = hold_out(train.labels, TEST_FRACTION)
+    kept, held = hold_out(train.labels, TEST_FRACTION, least=LEAST_TEST)
     return Splits(name, train.subset(kept), train.subset(held), fingerprint=listing.fingerprint)
 
 

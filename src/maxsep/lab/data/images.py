@@ -126,23 +126,28 @@ def check_labels(labels: Tensor, num_classes: int, num_images: int) -> None:
         raise ValueError(f"label {int(labels[position])} at position {position} is not in 0 to {num_classes - 1}.")
 
 
-def hold_out(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def hold_out(labels: Tensor, fraction: float, seed: int = 0, least: int = 1) -> tuple[Tensor, Tensor]:
     """Split positions into a part to train on and a part held out, class by class.
 
     Of a class with n images round(fraction * n) are held out: at least one, but never the last one. A class with a
-    single image therefore stays in training. Both results are int64 positions in dataset order.
+    single image therefore stays in training. Of a class with at least 2 * least images, `least` or more are held out.
+    Both results are int64 positions in dataset order.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie strictly between 0 and 1, got {fraction!r}.")
-    held = draw_per_class(labels, held_counts(torch.bincount(labels.cpu()).tolist(), fraction), seed)
+    held = draw_per_class(labels, held_counts(torch.bincount(labels.cpu()).tolist(), fraction, least), seed)
     mask = torch.ones(len(labels), dtype=torch.bool)
     mask[held] = False
     return mask.nonzero()[:, 0], held
 
 
-def held_counts(counts: Sequence[int], fraction: float) -> list[int]:
-    """Return how many images of every class `hold_out` holds out."""
-    return [min(max(1, round(fraction * n)), n - 1) if n else 0 for n in counts]
+def held_counts(counts: Sequence[int], fraction: float, least: int = 1) -> list[int]:
+    """Return how many images of every class `hold_out` holds out.
+
+    >>> held_counts([1, 3, 4, 20], 0.2, least=2)
+    [0, 1, 2, 4]
+    """
+    return [min(max(least if n >= 2 * least else 1, round(fraction * n)), n - 1) if n else 0 for n in counts]
 
 
 def draw_per_class(labels: Tensor, counts: Sequence[int], seed: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import time
 import warnings
@@ -22,7 +23,7 @@ from maxsep.lab.engine.evaluate import make_observer
 from maxsep.lab.engine.losses import build_loss, loss_names
 from maxsep.lab.engine.model import build_model
 from maxsep.lab.engine.optim import OPTIMISERS, learning_rate
-from maxsep.lab.engine.trainer import Progress, StopRequest, Trainer
+from maxsep.lab.engine.trainer import DeadlineError, Progress, StopRequest, Trainer
 from maxsep.lab.environment import pick_device
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
@@ -41,6 +42,7 @@ def train(
     execution: Execution | None = None,
     progress: bool = True,
     download: bool = False,
+    deadline: float | None = None,
 ) -> Path:
     """Train a run to its end and return its folder; a finished run is returned at once, an interrupted one resumed.
 
@@ -54,6 +56,7 @@ def train(
         execution: How to compute it; by default what suits the device.
         progress: Show a bar on a terminal, plain lines in a log; False is silent.
         download: Fetch a dataset that is missing into `data_root`.
+        deadline: Stop at a resume point at this time of `time.monotonic`.
 
     Returns:
         The folder with `spec.json`, `metrics.jsonl`, `weights.safetensors`, `result.json` and their sums.
@@ -63,6 +66,7 @@ def train(
         BlockingIOError: Another process is training the run.
         NonFiniteError: The loss became infinite or not a number. This, and any other error once training has begun,
             leaves a `failure.json` in the folder until the run is finished.
+        DeadlineError: The deadline has passed; the state was saved.
         SystemExit: 143 or 130, when a SIGTERM or SIGINT came; the state was saved, and the same call resumes.
 
     >>> import tempfile
@@ -80,16 +84,26 @@ def train(
     with run.lock() if os.environ.get("RANK", "0") == "0" else nullcontext():
         if spec.start_from is not None:
             first = spec.start_from
-            train(first, data_root=data_root, runs=runs, execution=execution, progress=progress, download=download)
+            how: dict[str, Any] = {"data_root": data_root, "runs": runs, "execution": execution}
+            train(first, progress=progress, download=download, deadline=deadline, **how)
         # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
-        signum = fabric.launch(functools.partial(_run, spec, execution, run, data_root, progress, download))
-    if signum:
+        signum = fabric.launch(functools.partial(_run, spec, execution, run, data_root, progress, download, deadline))
+    if signum == signal.SIGALRM and not (run.folder / "result.json").is_file():
+        raise DeadlineError(f"the time for {spec.name} is over; the same call resumes it.")
+    if signum and signum != signal.SIGALRM:
         raise SystemExit(128 + signum)
     return run.folder
 
 
 def _run(
-    spec: RunSpec, execution: Execution, run: Run, root: str | Path | None, progress: bool, download: bool, fabric: Any
+    spec: RunSpec,
+    execution: Execution,
+    run: Run,
+    root: str | Path | None,
+    progress: bool,
+    download: bool,
+    deadline: float | None,
+    fabric: Any,
 ) -> int:
     """Train in one process, or in each of several; return 0 or the signal that asked for a stop."""
     began = time.perf_counter()
@@ -99,7 +113,7 @@ def _run(
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
         stack.enter_context(torch.random.fork_rng(devices=[] if on_cpu else [fabric.device.index]))
-        stop = stack.enter_context(StopRequest())
+        stop = stack.enter_context(StopRequest(deadline))
         bar = stack.enter_context(Progress(spec, sys.stderr if progress and fabric.is_global_zero else None))
         # all that can be wrong with a spec or its data shows here, before there is a folder
         splits = prepare(spec, root, download=download, progress=bar.download)

@@ -91,15 +91,20 @@ class Progress:
             print(f"{self._spec.title}: {text}", file=self._stream, flush=True)
 
 
+class DeadlineError(RuntimeError):
+    """The time for a run is over; its state was saved."""
+
+
 class StopRequest:
     """While entered, remember the first SIGTERM or SIGINT as `signum`, so that the step ends and the state is saved.
 
     A second signal of the same kind acts as it did before. Outside the main thread, where Python handles no signals, it
-    never asks for a stop. No signal is lost: if the block ends with an error, SystemExit replaces the error.
+    never asks for a stop. No signal is lost: if the block ends with an error, SystemExit replaces the error. From
+    `deadline` on, in seconds of `time.monotonic`, SIGALRM stands for a stop without a signal.
     """
 
-    def __init__(self) -> None:
-        self.signum = 0
+    def __init__(self, deadline: float | None = None) -> None:
+        self._signum, self._deadline = 0, deadline
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -111,11 +116,17 @@ class StopRequest:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self.signum and isinstance(error, Exception):
-            raise SystemExit(128 + self.signum) from error
+        if self._signum and isinstance(error, Exception):
+            raise SystemExit(128 + self._signum) from error
+
+    @property
+    def signum(self) -> int:
+        """The signal that asked for a stop; 0 if none did."""
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        return self._signum or (int(signal.SIGALRM) if is_late else 0)
 
     def _remember(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
+        self._signum = signum
         signal.signal(signum, self._before[signum])
 
 
@@ -250,7 +261,7 @@ class Trainer:
             self._save()
         if signum:
             position = f"epoch {state.epoch + 1}/{self.spec.epochs}, step {state.step}/{self.steps}"
-            self.progress.note(f"stopped by a signal after {position}; run again to resume")
+            self.progress.note(f"stopped after {position}; run again to resume")
         return signum
 
     def _end_epoch(self) -> None:
