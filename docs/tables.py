@@ -57,12 +57,6 @@ def percent(found: Summary | None) -> str:
     return "-" if found is None else f"{100 * found.mean:.2f}"
 
 
-def coverage() -> str:
-    """Count the paper's numbers that were measured."""
-    table = summary.coverage_table(summary.coverage(find()))
-    return markdown(table.columns[:4], ([cell.text for cell in row.cells[:4]] for row in table.rows))
-
-
 def table1() -> str:
     """Every cell of Table 1 with three seeds of both heads."""
     lines = []
@@ -211,7 +205,7 @@ def cost() -> str:
     return markdown(["what (one CPU thread)", "cost"], lines)
 
 
-_FUNCTIONS = (coverage, table1, long_tail_methods, recipe_parts, recipe_cells, ood, open_set, adam_order, cost)
+_FUNCTIONS = (table1, long_tail_methods, recipe_parts, recipe_cells, ood, open_set, adam_order, cost)
 TABLES: dict[str, Callable[[], str]] = {function.__name__: function for function in _FUNCTIONS}
 
 
