@@ -106,16 +106,25 @@ def why_untrained(runs: Sequence[Run], reference: Reference | None) -> list[str]
         reasons.append(f"Its {name} is {ours:.1%}; {reference} reaches {least:.1%}.")
     if any(map(_loss_hardly_fell, runs)):
         first, last = (fmean(run.history[epoch]["train_loss"] for run in runs) for epoch in (0, -1))
-        reasons.append(f"Its training loss hardly fell: {first:.2f} in the first epoch, {last:.2f} in the last.")
+        chance = _chance(runs[0])
+        reasons.append(
+            f"Its training loss is {first:.2f} in the first epoch and {last:.2f} in the last; guessing by the class "
+            f"frequencies gives {chance:.2f}."
+        )
     return reasons
 
 
 def _loss_hardly_fell(run: Run) -> bool:
     """Whether the last epoch's mean loss is near the first one's, or near that of predicting the class frequencies."""
     losses = [row["train_loss"] for row in run.history]
-    counts = [count for count in run.metrics.get("class_counts") or () if count]
-    chance = -sum(n / sum(counts) * math.log(n / sum(counts)) for n in counts)
+    chance = _chance(run)
     if run.spec.loss != "cross_entropy" or not losses or not chance:
         return len(losses) > 1 and losses[-1] > HARDLY * losses[0]
     # a network may have learnt nearly all in its first epoch
     return losses[-1] > HARDLY * chance or (len(losses) > 1 and losses[-1] > max(HARDLY * losses[0], chance / 2))
+
+
+def _chance(run: Run) -> float:
+    """The cross-entropy of predicting the class frequencies."""
+    counts = [count for count in run.metrics.get("class_counts") or () if count]
+    return float(-sum(n / sum(counts) * math.log(n / sum(counts)) for n in counts))
