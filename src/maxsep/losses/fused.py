@@ -83,9 +83,8 @@ def fused_cross_entropy(
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
     samples = _flat_samples(head, x, target, adjustment, ignore_index)
-    options = _Options(
-        _class_weights(samples, weight), _sample_weights(x, target, sample_weight), reduction, smoothing, z_loss
-    )
+    weights = _class_weights(samples, weight), _sample_weights(x, target, sample_weight)
+    options = _Options(*weights, reduction, smoothing, z_loss)
     algorithm = choose_algorithm(*samples.layer[:2], impl)
     is_weight_trained = sample_weight is not None and sample_weight.requires_grad and torch.is_grad_enabled()
     if algorithm != "logits" and reduction != "none" and not is_weight_trained:

@@ -84,10 +84,7 @@ def save(
         "maxsep_version": __version__,
         "torch_version": torch.__version__,
     }
-    try:
-        text = json.dumps(description, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"preprocessing and extra must be made of what JSON can hold: {error}") from error
+    text = _to_json(description)
 
     def write(temporary: Path) -> None:
         safetensors.save_model(inner, str(temporary / WEIGHTS))
@@ -97,6 +94,13 @@ def save(
 
     write_folder(Path(folder), write)
     return Path(folder)
+
+
+def _to_json(description: dict[str, Any]) -> str:
+    try:
+        return json.dumps(description, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"preprocessing and extra must be made of what JSON can hold: {error}") from error
 
 
 def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:

@@ -83,9 +83,8 @@ def train(
     # torchrun has started one process for each device; the first of them holds the lock
     with run.lock() if os.environ.get("RANK", "0") == "0" else nullcontext():
         if spec.start_from is not None:
-            first = spec.start_from
             how: dict[str, Any] = {"data_root": data_root, "runs": runs, "execution": execution}
-            train(first, progress=progress, download=download, deadline=deadline, **how)
+            train(spec.start_from, progress=progress, download=download, deadline=deadline, **how)
         # Fabric looks into the arguments of what it launches and refuses frozen dataclasses; a partial hides them
         signum = fabric.launch(functools.partial(_run, spec, execution, run, data_root, progress, download, deadline))
     if signum == signal.SIGALRM and not (run.folder / "result.json").is_file():
