@@ -51,16 +51,33 @@ def test_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
+REFUSED = [errno.ENOSPC, errno.EDQUOT, errno.EACCES]
+
+
+@pytest.mark.parametrize("number", REFUSED)
 @pytest.mark.parametrize("function", ["write", "fsync", "replace"])
-def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch, function):
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch, function, number):
     path = tmp_path / "file"
     replace_file(path, b"old")
-    monkeypatch.setattr(os, function, failing(errno.ENOSPC))
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    monkeypatch.setattr(os, function, failing(number))
+    with pytest.raises(OSError, match=os.strerror(number)) as error:
         replace_file(path, b"new")
+    assert error.value.filename == str(path)
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert names_in(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("parent", ["missing", "file"])
+def test_errors_name_the_path_of_the_caller_and_no_temporary_one(tmp_path, parent):
+    (tmp_path / "file").touch()
+    path = tmp_path / parent / "P.npy"
+    with pytest.raises(OSError, match="directory") as error:
+        replace_file(path, b"")
+    assert (error.value.filename, error.value.filename2) == (str(path), None)
+    with pytest.raises(OSError, match="directory") as error:
+        write_folder(tmp_path / "out", lambda folder: replace_file(folder / parent / "part", b""))
+    assert error.value.filename == str(tmp_path / "out" / parent / "part")
 
 
 @pytest.mark.parametrize("function", ["open", "fsync"])
@@ -85,16 +102,17 @@ def test_an_earlier_folder_is_replaced_and_nothing_else_is_left(saved):
     assert names_in(saved.parent) == ["saved"]
 
 
+@pytest.mark.parametrize("number", REFUSED)
 @pytest.mark.parametrize("step", ["write", "hash", "fsync", "rename"])
-def test_failure_at_any_step_keeps_the_earlier_folder(saved, monkeypatch, step):
-    full, rename = failing(errno.ENOSPC), Path.rename
+def test_failure_at_any_step_keeps_the_earlier_folder(saved, monkeypatch, step, number):
+    full, rename = failing(number), Path.rename
     if step == "hash":
         monkeypatch.setattr(files, "sha256_of", full)
     if step == "fsync":
         monkeypatch.setattr(os, "fsync", full)
     if step == "rename":
         monkeypatch.setattr(Path, "rename", lambda a, b: full() if ".tmp-" in a.name else rename(a, b))
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    with pytest.raises(OSError, match=os.strerror(number)):
         write_folder(saved, full if step == "write" else fill("two"))
     monkeypatch.undo()
     verify_folder(saved, NAMES)

@@ -91,3 +91,9 @@ def test_bad_dtype():
 def test_a_matrix_that_no_memory_holds_is_told_what_to_use_instead():
     with pytest.raises(MemoryError, match="separate"):
         simplex(10**7)
+
+
+@pytest.mark.parametrize("rows", [(0, 9), (3, 7), (8, 9)])
+def test_some_rows_have_the_coefficients_of_the_whole(rows):
+    for part, whole in zip(coefficients(10, rows=rows), coefficients(10), strict=True):
+        assert torch.equal(part, whole[slice(*rows)])

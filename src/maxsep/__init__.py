@@ -1,10 +1,25 @@
 """Maximum class separation for any PyTorch classifier, in one fixed matrix and O(C) time."""
 
-from maxsep.heads import MaxSeparation, MaxSeparationHead
-from maxsep.ops import separate
-from maxsep.simplex import simplex
-from maxsep.surgery import attach, fold, grow, load, save
+import os
+import signal
+import sys
+import warnings
 
-__version__ = "0.1.0"
+if os.path.basename(sys.argv[0]) == "maxsep" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # noqa: PTH119
+    # the program: importing torch takes seconds, and Ctrl-C is no error of it
+    interrupted = b"maxsep: interrupted; the same command resumes\n"
+    signal.signal(signal.SIGINT, lambda *_: (os.write(2, interrupted), os._exit(130)))
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where numpy is missing: it is not needed
+    from maxsep import analysis as analysis
+    from maxsep import detect as detect
+    from maxsep import losses as losses
+    from maxsep.heads import MaxSeparation, MaxSeparationHead
+    from maxsep.ops import separate
+    from maxsep.simplex import simplex
+    from maxsep.surgery import attach, fold, grow, load, save
+
+__version__ = "0.2.0"
 
 __all__ = ["MaxSeparation", "MaxSeparationHead", "attach", "fold", "grow", "load", "save", "separate", "simplex"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, ValuesView
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 
 Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)
 IGNORED = -100
 """The label of samples that do not count; torch's losses use the same number."""
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number of at least `least` as an int."""
-    if isinstance(value, bool) or not isinstance(value, int | Integral):
+    if isinstance(value, bool) or not isinstance(value, (int, Integral)):
         raise TypeError(f"{name} must be an int, got {_describe(value)}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -36,7 +38,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 def check_number(name: str, value: Any, allowed: str) -> float:
     """Return a finite number of a range, a key of RANGES, as a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float | Real):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):  # torch 2.6 cannot trace int | float
         raise TypeError(f"{name} must be {allowed}, got {_describe(value)}")
     number: Any = value
     # comparisons, which a compiler can trace
@@ -47,8 +49,8 @@ def check_number(name: str, value: Any, allowed: str) -> float:
 
 def check_reduction(reduction: Any) -> Reduction:
     """Return one of torch's three reductions."""
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     valid: Reduction = reduction
     return valid
 
@@ -60,6 +62,14 @@ def check_floating(x: Any, name: str = "x") -> Tensor:
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a real floating-point tensor, got dtype {x.dtype}")
     return x
+
+
+def as_tensor(name: str, values: Any, **options: Any) -> Tensor:
+    """Return what torch.as_tensor does, also for NumPy arrays with negative strides."""
+    try:
+        return torch.as_tensor(values.copy() if hasattr(values, "__array_interface__") else values, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be numbers, got {_describe(values)}") from error
 
 
 def check_last_dimension(x: Tensor, expected: int, meaning: str) -> None:
@@ -102,8 +112,11 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
         raise ValueError(f"target must hold {allowed}, got {int(target[position])} at position {position}")
 
 
-def check_samples(name: str, rows: Tensor, labels: Tensor) -> None:
-    """Raise unless rows are (N, D) and labels (N,), of at least one sample."""
+def check_samples(name: str, rows: Any, labels: Any) -> None:
+    """Raise unless rows are a floating-point tensor (N, D) and labels a tensor (N,), of at least one sample."""
+    check_floating(rows, name)
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, got {_describe(labels)}")
     if rows.ndim != 2 or labels.shape != rows.shape[:1] or not len(labels):
         shapes = f"{tuple(rows.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"{name} must be (N, D) and labels (N,) with N >= 1, got {shapes}")
@@ -141,13 +154,12 @@ def can_look(tensor: Tensor) -> bool:
 
 def as_vector(name: str, values: Any) -> Tensor:
     """Return one number for every class, (C,) float64 on the CPU."""
-    if isinstance(values, Mapping | ValuesView):  # a Counter lists classes in the order in which it met them
+    # a Counter lists classes in the order in which it met them, value_counts of pandas by falling count
+    in_order = getattr(getattr(values, "index", None), "is_monotonic_increasing", True)
+    if isinstance(values, Mapping | ValuesView) or not in_order:
         raise TypeError(f"{name} must be numbers in class order, as of torch.bincount, got {_describe(values)}")
-    try:
-        values = list(values) if isinstance(values, Iterator) else values
-        vector = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be numbers, one for every class, got {_describe(values)}") from error
+    values = list(values) if isinstance(values, Iterator) or hasattr(values, "index") else values
+    vector = as_tensor(name, values, dtype=torch.float64, device="cpu").detach().clone()
     if vector.dim() != 1 or not len(vector):
         raise ValueError(f"{name} must hold one number per class, got shape {tuple(vector.shape)}")
     return vector
@@ -163,4 +175,6 @@ def require_all(name: str, values: Tensor, allowed: Tensor, meaning: str) -> Non
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"{type(value).__name__} {value!r}"
+    if shape := getattr(value, "shape", ()):
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    return textwrap.shorten(f"{type(value).__name__} {value!r}", 120, placeholder=" ...")

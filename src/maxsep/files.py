@@ -13,8 +13,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,13 +47,26 @@ def write_file(path: Path, content: bytes) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: readers see the old content or the new one, and an error leaves the old one."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        write_file(temporary, content)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(path, temporary):
+        try:
+            write_file(temporary, content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path, temporary: Path) -> Iterator[None]:
+    """Let an error name the path that the caller knows, in place of the temporary one or of none."""
+    try:
+        yield
+    except OSError as error:
+        name = str(error.filename or temporary)  # a write that fails, as on a full disk, names no file
+        if error.errno is None or str(temporary) not in name:
+            raise
+        raise OSError(error.errno, error.strerror, name.replace(str(temporary), str(path))) from error
 
 
 def sync_file(path: Path) -> None:
@@ -93,18 +106,19 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary, earlier = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("tmp", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        write(temporary)
-        names = [path.name for path in temporary.iterdir()]
-        for name in names:
-            sync_file(temporary / name)
-        write_file(temporary / MANIFEST, _encode(describe_files(temporary, names)))
-        sync_folder(temporary)
-        _move(temporary, folder, earlier)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with naming(folder, temporary):
+        try:
+            temporary.mkdir()
+            write(temporary)
+            names = [path.name for path in temporary.iterdir()]
+            for name in names:
+                sync_file(temporary / name)
+            write_file(temporary / MANIFEST, _encode(describe_files(temporary, names)))
+            sync_folder(temporary)
+            _move(temporary, folder, earlier)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
     sync_folder(folder.parent)
 
 
@@ -144,8 +158,8 @@ def read_sums(folder: Path) -> Sums | None:
     folder = folder.absolute()
     if (folder / MANIFEST).is_file():
         return read_manifest(folder)
-    beside = folder.parent / SHA256SUMS
-    return _read_sha256sums(beside, beside.stat().st_mtime_ns).get(folder.name) if beside.is_file() else None
+    path = folder.parent / SHA256SUMS
+    return _read_sha256sums(path, path.stat().st_mtime_ns).get(folder.name) if path.is_file() else None
 
 
 @functools.lru_cache(maxsize=8)

@@ -40,10 +40,15 @@ def test_calibration_error_by_hand():
         (torch.tensor([[3.0, -1.0]]), torch.tensor([0]), 15, "softmax"),
         (torch.ones(0, 2), torch.zeros(0), 15, "probabilities"),
         (torch.ones(1, 1), torch.zeros(1), 0, "bins"),
+        (torch.ones(2, 2), torch.tensor([0, 1]), 15, "sum to 1"),
+        (torch.eye(2), torch.tensor([0, 7]), 15, "0 to 7"),
+        (torch.eye(2), torch.tensor([0, -100]), 15, "labels"),
+        (torch.eye(2).numpy(), torch.tensor([0, 1]), 15, "ndarray"),
+        (torch.eye(2), [0, 1], 15, "labels"),
     ],
 )
 def test_invalid_probabilities(probabilities, labels, bins, name):
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises((ValueError, TypeError), match=name):
         expected_calibration_error(probabilities, labels, bins)
 
 

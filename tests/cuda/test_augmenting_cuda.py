@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from maxsep.lab.data import augmentation
 from maxsep.lab.engine.step import CompiledAugmentation
@@ -37,7 +38,7 @@ def test_a_graph_captures_crops_and_colours(name):
     seen = []
     for _ in range(2):
         graph.replay()
-        on_host = [type(draw)(*(None if x is None else x.cpu() for x in draw)) for draw in draws]
+        on_host = tree_map(lambda x: None if x is None else x.cpu(), draws)
         assert augment.apply(images.cpu(), on_host).equal(result.cpu())
         seen.append(result.clone())
     assert not seen[0].equal(seen[1])

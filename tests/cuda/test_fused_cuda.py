@@ -208,7 +208,7 @@ def test_compiled(impl, kind):
 @both
 @pytest.mark.parametrize("kind", ["ordered", "linear"])
 def test_a_captured_training_step_is_the_eager_one(impl, kind):
-    """What docs/many_classes.md shows."""
+    """What docs/guide/many_classes.md shows."""
     eager_head, x, target = problem(kind, 64, 64, 3_000)
     heads = [eager_head, copy.deepcopy(eager_head)]
     x, batches = x.detach(), torch.randn(4, 64, 64, device="cuda")

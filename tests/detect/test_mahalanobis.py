@@ -159,6 +159,7 @@ def test_an_unfitted_detector_refuses_before_the_model_runs(data):
     [
         (torch.ones(2, 3), torch.zeros(3).long(), ValueError),
         (torch.ones(2, 3), torch.zeros(2), TypeError),
+        (torch.ones(2, 3).long(), torch.zeros(2).long(), TypeError),
         (torch.ones(0, 3), torch.zeros(0).long(), ValueError),
         (torch.tensor([[1.0, math.nan]]), torch.zeros(1).long(), ValueError),
         ([], None, ValueError),

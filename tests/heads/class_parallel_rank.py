@@ -233,7 +233,7 @@ def main():
     torch.save(result, folder / f"{ranks}-{rank}.pt")
     with contextlib.suppress(RuntimeError):  # the first to finish closes its connections
         distributed.barrier()
-    os._exit(0)  # threads of torch that run while the interpreter is shut down sometimes abort the process
+    os._exit(0)  # threads of gloo that run while the interpreter is shut down sometimes abort the process
 
 
 if __name__ == "__main__":

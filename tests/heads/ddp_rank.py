@@ -1,5 +1,6 @@
-"""One of two processes that train every head with DDP over gloo: `ddp_rank.py RANK PORT FOLDER`."""
+"""One of two processes that train every head with DDP over gloo: `ddp_rank.py RANK RANKS PORT FOLDER`."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -30,11 +31,13 @@ def train(name, rank=0, world=1):
 
 
 if __name__ == "__main__":
-    rank, port, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    rank, port, folder = int(sys.argv[1]), sys.argv[3], Path(sys.argv[4])
     torch.set_num_threads(1)
     alone = {name: train(name) for name in heads.names()}
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     together = {name: train(name, rank, 2) for name in heads.names()}
     torch.save({"alone": alone, "together": together}, folder / f"{rank}.pt")
-    distributed.destroy_process_group()
+    with contextlib.suppress(RuntimeError):  # the first to finish closes its connections
+        distributed.barrier()
+    os._exit(0)  # threads of gloo that run while the interpreter is shut down sometimes abort the process

@@ -1,36 +1,28 @@
 """Classes spread over real processes give what one process gives."""
 
-import socket
-import subprocess
-import sys
-from pathlib import Path
+import copy
 
 import pytest
 import torch
 from contract import check_head
-from torch import distributed
+from ranks import launch
+from torch import distributed, nn
 from torch.distributed import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from maxsep import MaxSeparationHead
 from maxsep.heads import ClassParallelHead
+from maxsep.losses import fused_cross_entropy
 
-SCRIPT = Path(__file__).with_name("class_parallel_rank.py")
 BATCH, WIDTH = 6, 5
 pytestmark = pytest.mark.distributed
 
 
-def launch(ranks, folder):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), str(ranks), port, folder], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+def run(script, ranks, folder):
+    codes, errors = launch(script, ranks, folder)
+    assert codes == [0] * ranks, "\n".join(errors)
     return [torch.load(folder / f"{ranks}-{rank}.pt") for rank in range(ranks)]
 
 
@@ -41,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder):
-    return {2: launch(2, folder), 3: launch(3, folder)}  # three ranks load what two saved
+    return {ranks: run("class_parallel_rank.py", ranks, folder) for ranks in (2, 3)}  # three ranks load what two saved
 
 
 @pytest.fixture(params=[2, 3])
@@ -133,27 +125,51 @@ def test_wrong_input_is_refused(alone, x, target, options, error, argument):
         ClassParallelHead(4, 7).loss(x, target, **options)
 
 
-UNEVEN = """
-import sys, torch
-from torch import distributed
-from maxsep.heads import ClassParallelHead
-rank, place, validate, sizes = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "validate", eval(sys.argv[4])
-distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
-head = ClassParallelHead(4, 7, data_parallel=True, validate=validate)
-for size in sizes:
-    head.loss(torch.randn(size, 4), torch.zeros(size, dtype=torch.long))
-"""
+@pytest.mark.parametrize(
+    "call", ["loss", "forward", "topk", "shared", "mesh", "copies", "compiled", "size", "label", "dtype"]
+)
+def test_uneven_batches_and_wrong_ones_are_an_error_on_every_rank_in_the_step_that_has_them(call):
+    """Exit code 7: an error of ours in the third step, after two even ones. A hang or an abort has another code."""
+    codes, errors = launch("uneven_rank.py", 2, call, timeout=100)
+    assert codes == [7, 7], errors
 
 
-@pytest.mark.parametrize(("mode", "sizes"), [("first", [[3], [2]]), ("validate", [[3, 3], [3, 2]])])
-def test_batches_of_different_sizes_are_an_error_on_every_rank(tmp_path, mode, sizes):
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", UNEVEN, str(rank), f"file://{tmp_path}/ranks", mode, repr(steps)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, steps in enumerate(sizes)
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert all("ValueError: x must have as many samples on every rank, got [3, 2]" in error for error in errors)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_that_torch_shards_train_as_in_one_process(ranks, tmp_path):
+    """Two ranks with FSDP2 and with tensor-parallel weights, four with a mesh of copies and classes; for 20 steps."""
+    for distances in run("sharded_rank.py", ranks, tmp_path):
+        assert max(distances.values()) <= 1e-12, distances
+
+
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = MaxSeparationHead(WIDTH, 11)
+
+    def forward(self, x, target):
+        return fused_cross_entropy(self.head, x, target)
+
+
+def test_the_fused_loss_runs_inside_a_sharded_unit_and_refuses_a_sharded_head(alone):
+    whole, x, target = WithLoss(), torch.randn(BATCH, WIDTH), torch.arange(BATCH)
+    model, head = fully_shard(copy.deepcopy(whole)), fully_shard(copy.deepcopy(whole.head))
+    model(x, target).backward()
+    whole(x, target).backward()
+    torch.testing.assert_close(model.head.weight.grad.full_tensor(), whole.head.weight.grad)
+    head(x)  # a root keeps its weights whole, but gradients that no hook reduces are lost
+    with pytest.raises(TypeError, match="head"):
+        fused_cross_entropy(head, x, target)
+
+
+@pytest.mark.parametrize("name", ["x", "target"])
+def test_the_fused_loss_names_what_is_a_dtensor(name, alone):
+    inputs = {"x": torch.randn(BATCH, WIDTH), "target": torch.arange(BATCH)}
+    inputs[name] = distribute_tensor(inputs[name], init_device_mesh("cpu", (1,)))
+    for head in (MaxSeparationHead(WIDTH, 11), nn.Linear(WIDTH, 11)):
+        with pytest.raises(TypeError, match=f"^{name} .*DTensor"):
+            fused_cross_entropy(head, **inputs)
+
+
+def test_a_mesh_has_a_dimension_for_copies_and_one_for_classes(alone):
+    with pytest.raises(ValueError, match="group"):
+        ClassParallelHead(4, 7, group=init_device_mesh("cpu", (1,)))

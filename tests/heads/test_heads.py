@@ -106,6 +106,7 @@ def test_rotated_etf_uses_orthonormal_directions_of_all_features(x):
     with torch.device("meta"):
         again = small("etf", rotation=3, device="cpu")
     assert torch.equal(again.directions, rows)  # from the seed alone
+    assert "rotation=3" in repr(head)
     kept = small("etf", num_classes=3, reserved=2, rotation=3, bias=True)
     grown = grow(kept, 2)  # later classes have the coordinates that were reserved
     torch.testing.assert_close(grown(x), x @ rows.T @ simplex(5))

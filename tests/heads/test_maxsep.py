@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,6 +37,7 @@ def test_formula(x, order, bias):
     torch.testing.assert_close(MaxSeparation(5, 0.3, order)(z), expected)
     keys = {"weight", "_extra_state"} | ({"bias"} if bias else set()) | ({"class_order"} if order else set())
     assert set(head.state_dict()) == keys
+    assert (str(ORDER) in repr(head)) == bool(order)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_a_state_dict_of_another_order_is_refused(build):
             head.load_state_dict(build(saved).state_dict())
         torch.testing.assert_close(head.state_dict(), before, atol=0, rtol=0)
         head.load_state_dict({"elsewhere": torch.zeros(2)}, strict=False)
-    build(ORDER).load_state_dict(build(torch.tensor(ORDER)).state_dict())
+    for order in (torch.tensor(ORDER), np.array(ORDER[::-1])[::-1]):
+        build(ORDER).load_state_dict(build(order).state_dict())
 
 
 def test_the_order_survives_copies_half_and_empty_tensors(x):
@@ -137,12 +140,15 @@ def test_state_dicts_of_another_size_or_radius_are_refused_before_anything_is_co
 
 
 def test_rounded_and_averaged_state_dicts_load():
-    states = [MaxSeparationHead(12, 5, radius=0.3).state_dict() for _ in range(3)]
+    states = [MaxSeparationHead(12, 5, radius=0.3, class_order=ORDER).state_dict() for _ in range(3)]
     averaged = {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
-    MaxSeparationHead(12, 5, radius=0.3).load_state_dict(averaged)
-    MaxSeparationHead(12, 5, radius=0.3).load_state_dict({name: t.bfloat16() for name, t in states[0].items()})
+    head = MaxSeparationHead(12, 5, radius=0.3, class_order=ORDER)
+    for assign in (False, True):
+        head.load_state_dict(averaged, assign=assign)
+        assert (head.class_order.tolist(), head.state_dict()["class_order"].dtype) == (ORDER, torch.int64)
+    head.load_state_dict({name: t.bfloat16() for name, t in states[0].items()})
     with pytest.raises(ValueError, match="radius"):
-        MaxSeparationHead(12, 5, radius=0.30001).load_state_dict(averaged)
+        MaxSeparationHead(12, 5, radius=0.30001, class_order=ORDER).load_state_dict(averaged)
 
 
 def test_the_extra_state_is_exact_after_half():
@@ -165,5 +171,8 @@ def test_a_rounded_class_order_is_refused_and_changes_nothing():
     head = MaxSeparationHead(4, 3_000, class_order=order)
     with pytest.raises(ValueError, match="class_order"):
         head.load_state_dict({name: value.half() for name, value in head.state_dict().items()})
-    head.class_order.zero_()  # somebody averages buffers in place
-    assert torch.equal(head.to("cpu").class_order, order)
+    for values in (head.class_order, head.state_dict()["class_order"], *head.buffers()):
+        values.zero_()  # somebody averages buffers in place
+    assert torch.equal(head.class_order, order)
+    assert torch.equal(head.state_dict()["class_order"], order)
+    assert torch.equal(head.class_columns, order.argsort())

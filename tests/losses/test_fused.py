@@ -1,5 +1,6 @@
 """The fused loss is F.cross_entropy of the head's logits, in value and every gradient, for every option."""
 
+import itertools
 import sys
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
-from maxsep import MaxSeparationHead, heads
+from maxsep import MaxSeparationHead, attach, heads
 from maxsep.losses import fused_cross_entropy, linear_logsumexp
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
 
@@ -120,6 +122,32 @@ def test_a_batch_of_ignored_samples(impl, label_smoothing, weighted):
     assert mean.isnan()
     assert F.cross_entropy(head(x), target, **more).isnan()
     assert all((gradient == 0).all() for gradient in gradients(mean, leaves_of(head, x)))
+
+
+@every_impl
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"label_smoothing": 0.1}, {"ignore_index": 0, "weight": torch.tensor([torch.inf, 1, 2, 3, 4]).double()}],
+)
+def test_an_ignored_sample_may_hold_anything(impl, reduction, trained, options):
+    head, x, target = problem("linear", 5, batch=4)
+    sample_weight = torch.tensor([1, 2, torch.nan, 3], dtype=x.dtype, requires_grad=trained)
+    target.copy_(torch.tensor([1, 2, options.get("ignore_index", -100), 3]))
+    x.data[2], kept = torch.inf, torch.tensor([0, 1, 3])
+    options = options | {"reduction": reduction}
+    loss = fused_cross_entropy(head, x, target, sample_weight=sample_weight, impl=impl, **options)
+    rest = unfused(head, x[kept], target[kept], sample_weight=sample_weight[kept], **options)
+    torch.testing.assert_close(loss.sum(), rest.sum())
+    if trained:
+        assert gradients(loss.sum(), [sample_weight])[0][2] == 0
+
+
+@every_impl
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_features(impl):
+    assert_same(*problem("linear", 9, width=0), impl, label_smoothing=0.1)
 
 
 @every_impl
@@ -300,9 +328,16 @@ class Odd(nn.Linear):
         return super().forward(x).relu()
 
 
+class OddLayer(heads.PlainHead):
+    def layer(self, x):
+        return super().layer(F.normalize(x, dim=-1))
+
+
 WRONG = [
     ({"head": Odd(5, 9)}, TypeError, "head must.*Odd"),
+    ({"head": OddLayer(5, 9)}, TypeError, "head must.*OddLayer"),
     ({"head": heads.ETFHead(5, 6)}, TypeError, "head must.*ETFHead"),
+    ({"head": attach(nn.Conv2d(5, 9, 1), classifier="")}, TypeError, r"head must.*\.layer"),
     ({"x": [1.0]}, TypeError, "x must"),
     ({"x": torch.zeros(6, 4)}, ValueError, "x must"),
     ({"x": torch.zeros(6, 5, dtype=torch.float16)}, TypeError, "one dtype"),
@@ -346,6 +381,8 @@ def test_float64_stays_under_autocast(impl):
     head, x, target = problem("maxsep", 20)
     with torch.autocast("cpu", torch.bfloat16):
         loss = fused_cross_entropy(head, x, target, impl=impl)
+        with pytest.raises(TypeError, match="float32"):  # as head(x)
+            fused_cross_entropy(head, x.float(), target, impl=impl)
     torch.testing.assert_close(loss, unfused(head, x, target), rtol=1e-12, atol=0)
 
 
@@ -357,3 +394,20 @@ def test_smoothing_sums_in_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         loss = fused_cross_entropy(layer, x, target, label_smoothing=0.2, adjustment=adjustment, impl="samples")
     assert abs(loss - expected) < 1e-3
+
+
+def peak(step):
+    """Return the bytes that a step held at most beyond those it started with, as torch's allocator counts."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.parametrize(("dtype", "weights", "mib"), [(torch.float32, 1, 50), (torch.bfloat16, 4, 80)])
+@pytest.mark.parametrize("name", ["maxsep", "linear"])
+def test_memory(name, dtype, weights, mib):
+    """As docs/guide/many_classes.md says; an nn.Linear takes one weight less."""
+    head, x, target = problem(name, 50_000, 1_024, 128, dtype=dtype)
+    held = peak(lambda: fused_cross_entropy(head, x, target).backward()) - sum(t.nbytes for t in leaves_of(head, x))
+    assert held <= (weights - (name == "linear")) * head.weight.nbytes + (mib << 20)

@@ -5,6 +5,7 @@ import copy
 import math
 import pickle
 
+import pandas
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,9 +44,6 @@ def cifar100(imbalance):
     return [int(500 * imbalance ** (j / 99)) for j in range(100)]
 
 
-# Published numbers and values by hand.
-
-
 @pytest.mark.parametrize(
     ("imbalance", "margin", "first", "last"),
     [(0.1, 0.28117, 0.2582, 2.5247), (0.02, 0.18803, 0.0789, 3.8494), (0.01, 0.15811, 0.0449, 4.3783)],
@@ -69,6 +67,7 @@ def test_adjusted_and_balanced_softmax_by_hand():
     # priors 0.9 and 0.1; at tau = 2 the odds of class 1 are e^1 * (1/9)^2
     value = LogitAdjustedLoss([90, 10], tau=2.0)(torch.tensor([[0.0, 1.0]], dtype=torch.float64), torch.tensor([1]))
     assert value.item() == pytest.approx(math.log(1 + 81 / math.e), abs=1e-14)
+    assert "tau=2" in repr(LogitAdjustedLoss([90, 10], tau=2.0))
     x = torch.tensor([[0.0, 0.0, math.log(5)]], dtype=torch.float64)  # weights 3, 2 and 5 of 10
     values = [BalancedSoftmaxLoss([3, 2, 1])(x, torch.tensor([label])).item() for label in range(3)]
     assert values == pytest.approx([-math.log(0.3), -math.log(0.2), -math.log(0.5)], abs=1e-14)
@@ -82,6 +81,7 @@ def test_label_aware_smoothing_by_hand():
     uniform = -(math.log(0.2) + math.log(0.3) + math.log(0.5)) / 3
     expected = [-0.6 * math.log(0.2) + 0.4 * uniform, -0.75 * math.log(0.3) + 0.25 * uniform]
     assert [loss(x, torch.tensor([label])).item() for label in (0, 1)] == pytest.approx(expected, abs=1e-14)
+    assert LabelAwareSmoothingLoss([2, 1], 0.4, 0.1).smoothing.tolist() == pytest.approx([0.4, 0.1])
     assert LabelAwareSmoothingLoss([7, 7, 7], 0.4, 0.1).smoothing.tolist() == pytest.approx([0.4] * 3)
 
 
@@ -91,9 +91,6 @@ def test_effective_numbers_by_hand_and_at_both_ends_of_beta():
     assert effective_number_weights([9, 3, 1], 0).tolist() == [1, 1, 1]
     inverse = effective_number_weights([9, 3, 1], 1 - 2**-53, dtype=torch.float64)
     torch.testing.assert_close(inverse, torch.tensor([1, 3, 9], dtype=torch.float64) * 3 / 13)
-
-
-# Properties.
 
 
 @given(counts=counts_of_classes, smoothing=st.floats(0, 1), seed=st.integers(0, 9))
@@ -109,9 +106,6 @@ def test_special_cases_are_torchs_cross_entropy(counts, smoothing, seed):
     close(smoothed, F.cross_entropy(x, target, label_smoothing=smoothing))
     without_margin = LDAMLoss(counts, max_margin=0, scale=3, weight=weight)(x, target)
     close(without_margin, F.cross_entropy(3 * x, target, weight=weight), rtol=1e-13, atol=1e-15)
-
-
-# Every loss.
 
 
 @every_loss
@@ -220,7 +214,9 @@ def test_bad_counts(build, counts):
 
 def test_counts_of_other_types():
     counter = collections.Counter([2, 0, 0, 1])  # in the order 2, 0, 1
-    for counts in (counter, counter.values(), "51", [5, "1"], None):
+    by_count = pandas.Series([2, 1, 0, 0, 0, 2]).value_counts()  # in the order 0, 2, 1
+    assert LogitAdjustedLoss(by_count.sort_index()).class_counts.tolist() == [3, 1, 2]
+    for counts in (counter, counter.values(), by_count, "51", [5, "1"], None):
         with pytest.raises(TypeError, match="class_counts"):
             BalancedSoftmaxLoss(counts)
     for counts in ([5.0, 1.0], (count for count in (5, 1))):
@@ -246,9 +242,6 @@ def test_counts_of_other_types():
 def test_bad_options(build, name):
     with pytest.raises(ValueError, match=name):
         build()
-
-
-# LDAM.
 
 
 def test_reweighting_is_in_place_so_that_compiled_code_follows():

@@ -99,6 +99,7 @@ def rows():
         factors = Factors(numbers, numbers, z_loss)
         call = functools.partial(over_samples._softmax, z, layer, slice(0, 300), numbers, numbers, factors)
         yield f"rows, offset {offset is not None}", call
+    yield "rows, scaled", functools.partial(over_samples.scaled, z, numbers[0], torch.float32)
 
 
 def products(kernels, widths):

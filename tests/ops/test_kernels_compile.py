@@ -32,7 +32,7 @@ def launches(results, start=""):
 
 def test_every_kernel_is_launched(hopper):
     assert {launch["kernel"] for launch in launches(hopper)} == {
-        "separate_rows", "partial_sums", "block_stats", "finish_rows",
+        "separate_rows", "partial_sums", "block_stats", "finish_rows", "scale_elements",
         "lse_kernel", "grad_kernel", "merge_kernel",
     }  # fmt: skip
 

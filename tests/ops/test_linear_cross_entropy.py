@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.profiler import ProfilerActivity, profile
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from maxsep.ops.linear_cross_entropy import (
     Factors,
@@ -152,7 +152,6 @@ def test_half_precision_with_a_loss_scale(algorithm, is_chunked, dtype, toleranc
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.filterwarnings("ignore:divide by zero")  # the logarithm of rows beyond the batch, which are not stored
 @both
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("num_classes", [2, 300])
@@ -173,12 +172,11 @@ def test_kernels_in_the_interpreter(algorithm, offset, num_classes, monkeypatch)
     factors = Factors(*(counts * torch.randn(3) for _ in range(3)))
     value = weighted_sum_of_losses(layer, factors, counts, algorithm)
     exact = dense_sum(exact_layer, Factors(*(f.double() for f in factors)), counts)
-    torch.testing.assert_close(value.double(), exact, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(value.double(), exact, atol=1e-3, rtol=1e-4)  # squares of the log-sum-exp are large
     assert_all_close(torch.autograd.grad(value, leaves(layer)), torch.autograd.grad(exact, leaves(exact_layer)), 1e-4)
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.filterwarnings("ignore:divide by zero")
 @both
 def test_kernels_take_labels_offsets_and_gradients_however_they_lie(algorithm):
     layer = layer_of(40, 6, 8, dtype=torch.float32)
@@ -221,23 +219,45 @@ def test_choice_on_a_gpu(fake_gpu, monkeypatch, batch, features, classes, algori
     assert choose_algorithm(x, weight) == "samples"
 
 
-def peak(step):
-    """Return the bytes that a step held at most beyond those it started with, as torch's allocator counts."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        step()
-    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda event: event.start_ns())))
+def test_a_frozen_layer_keeps_no_logits():
+    """Features and offset take their gradients from the forward pass; the weight alone needs g in the backward pass."""
+    layer, one, kept = layer_of(500, 40, 4), torch.ones(40, dtype=torch.float64), []
+    layer.weight.requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        value = weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, "samples")
+    assert max(kept) < 40 * 500
+    ours = torch.autograd.grad(value, leaves(layer))
+    assert_all_close(ours, torch.autograd.grad(dense_sum(layer, Factors(one, -one, None), one > 0), leaves(layer)))
 
 
-def test_memory():
-    layer = layer_of(50_000, 1_024, 128, dtype=torch.float32)
-    one = torch.ones(1_024)
+@both
+def test_a_gradient_lies_as_its_weight_does(algorithm, monkeypatch):
+    """A folded weight is a transposed one, and its gradient goes back through P along rows."""
+    layer, one = layer_of(40, 6, 4), torch.ones(6, dtype=torch.float64)
+    layer = layer._replace(weight=layer.weight.detach().T.contiguous().T.requires_grad_())
+    small_chunks(monkeypatch, layer)
+    value = weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, algorithm)
+    (gradient,) = torch.autograd.grad(value, layer.weight)
+    assert gradient.stride() == layer.weight.stride()
 
-    def step():
-        weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, choose_algorithm(*layer[:2])).backward()
 
-    gradients = sum(t.nbytes for t in leaves(layer))
-    assert peak(step) - gradients <= 100 << 20
+@pytest.mark.usefixtures("fresh")
+@both
+def test_one_graph_serves_all_batch_sizes(algorithm):
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter, dynamic=True)
+    def step(x, weight, target):
+        layer, one = Layer(x, weight, None, target), torch.ones(len(x), dtype=torch.float64)
+        lse, logit = layer_logsumexp(layer, algorithm)
+        return (lse - logit).sum() + weighted_sum_of_losses(layer, Factors(one, -one, None), one > 0, algorithm)
+
+    for batch in (5, 7, 16, 31):
+        layer = layer_of(40, batch, 4, offset=False)
+        lse, logit = dense(layer)
+        exact = torch.autograd.grad(2 * (lse - logit).sum(), leaves(layer))
+        assert_all_close(torch.autograd.grad(step(layer.x, layer.weight, layer.target), leaves(layer)), exact)
+    assert counter.frame_count == 1
 
 
 @both
@@ -249,6 +269,6 @@ def test_operators_are_registered_as_torch_wants_them(algorithm, dtype):
         arguments = (x, weight, *layer[2:])
         torch.library.opcheck(ops.linear_logsumexp.default, (*arguments, algorithm))
         for needs in ([True, True, True], [False, True, False]):
-            backward = (*arguments, algorithm, one, one, -one, needs)
-            torch.library.opcheck(ops.linear_logsumexp_backward.default, backward)
-            torch.library.opcheck(ops.linear_loss_and_gradients.default, (*arguments, one, -one, one, needs))
+            torch.library.opcheck(ops.linear_classes_backward.default, (*arguments, one, one, -one, needs))
+            together = (*arguments, one, -one, one, False, needs)
+            torch.library.opcheck(ops.linear_loss_and_gradients.default, together)

@@ -174,6 +174,35 @@ def test_a_layer_in_front(batch, dtype, autocast):
         assert error(a, b) <= tolerance
 
 
+@pytest.mark.parametrize("samples", [3, 40])
+def test_a_layer_on_another_device_is_refused(samples):
+    """torch multiplies by a weight on the meta device, which has no values, without an error."""
+    x, weight = torch.randn(samples, 6), torch.randn(20, 6)
+    for inputs, rows in ((x, weight.to("meta")), (x.to("meta"), weight)):
+        with pytest.raises(ValueError, match="device"):
+            separate_linear(inputs, rows, None, 0.5)
+    assert separate_linear(x.to("meta"), weight.to("meta"), None, 0.5).shape == (samples, 21)
+
+
+class Tagged(torch.Tensor):
+    """A subclass: whatever it intercepts, it must see every operation."""
+
+
+def test_subclasses_of_tensors_stay():
+    x, weight, bias = torch.randn(3, 6), torch.randn(20, 6), torch.randn(20)
+    expected = separate_linear(x, weight, bias, 0.5)
+    for inputs, rows in ((x, weight.as_subclass(Tagged)), (x.as_subclass(Tagged), weight)):
+        logits = separate_linear(inputs, rows, bias, 0.5)
+        assert type(logits) is Tagged
+        torch.testing.assert_close(logits.as_subclass(torch.Tensor), expected)
+
+
+def test_logits_are_no_view():
+    """FSDP2 warns of one: operations in place on it would drop its hooks."""
+    for shape in ((3, 6), (2, 3, 6)):
+        assert not separate_linear(torch.randn(shape), torch.randn(20, 6), None, 1.0)._is_view()
+
+
 def test_another_precision_of_the_result():
     x = torch.randn(3, 9).bfloat16().requires_grad_()
     result = separate_to(x, 1.0, torch.float32)

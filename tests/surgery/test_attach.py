@@ -35,11 +35,11 @@ def test_device_dtype_bias_and_mode_are_kept(keep_weights, dtype):
 
 @pytest.mark.parametrize("keep_weights", [False, True])
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
-def test_frozen_parameters_stay_frozen_one_by_one(keep_weights, frozen):
+def test_frozen_parameters_stay_frozen_with_their_weights_alone(keep_weights, frozen):
     model = mlp()
     model[2].get_parameter(frozen).requires_grad_(False)
     head = maxsep.attach(model, keep_weights=keep_weights)[2]
-    assert [name for name, parameter in head.named_parameters() if not parameter.requires_grad] == [frozen]
+    assert [name for name, p in head.named_parameters() if not p.requires_grad] == [frozen] * keep_weights
 
 
 @pytest.mark.parametrize("keep_weights", [True, False])
@@ -92,6 +92,26 @@ def nested(**attributes) -> nn.Module:
     for name, value in attributes.items():
         setattr(model, name, value)
     return model
+
+
+def test_plain_weights_are_loaded_before():
+    trained, model = mlp(), mlp()
+    with pytest.raises(ValueError, match=r"'2\.weight'.*keep_weights"):
+        maxsep.attach(mlp()).load_state_dict(trained.state_dict())
+    model.load_state_dict(trained.state_dict())
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(maxsep.attach(model, keep_weights=True)(x).softmax(-1), trained(x).softmax(-1))
+
+
+def test_weights_are_kept_before_a_softmax_alone():
+    for kind in (nn.Softmax(-1), nn.LogSoftmax(1), nn.Softmin(-1), nn.Identity()):
+        model, x = nn.Sequential(mlp(), kind), torch.randn(5, 4)
+        expected = model(x)
+        torch.testing.assert_close(maxsep.attach(model, keep_weights=True)(x).softmax(-1), expected.softmax(-1))
+    for kind in (nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Softplus(), nn.LogSigmoid(), nn.Softmax(0)):
+        with pytest.raises(ValueError, match="keep_weights"):  # it sees the mean logit, which P drops
+            maxsep.attach(nn.Sequential(mlp(), kind), keep_weights=True)
+        assert maxsep.attach(nn.Sequential(mlp(), kind), 5)(x).shape == (5, 5)
 
 
 def test_numbers_of_classes_above_the_head_are_updated_if_they_agreed():

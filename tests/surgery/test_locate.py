@@ -84,6 +84,19 @@ def test_paths_of_other_things_are_refused(path, message):
     refused(nn.Sequential(mlp(), nn.Conv2d(3, 4, 3), MaxSeparationHead(4, 3)), message, path)
 
 
+def conv(**options) -> nn.Conv2d:
+    return nn.Conv2d(3, 4, **{"kernel_size": 1} | options)
+
+
+def test_convolutions():
+    assert paths(nn.Sequential(nn.AdaptiveAvgPool2d(1), conv(), nn.Flatten())) == ["1.layer"]
+    assert paths(Named(classifier=conv(), pool=nn.AvgPool2d(2))) == ["classifier.layer"]
+    assert paths(nn.Sequential(nn.Linear(3, 3), conv()), "1") == ["1.layer"]  # each pixel is classified
+    assert maxsep.attach(conv(), classifier="")(torch.zeros(2, 3, 5, 6)).shape == (2, 4, 5, 6)
+    for options in ({"kernel_size": 3}, {"stride": 2}, {"padding": 1}, {"groups": 1, "kernel_size": (1, 2)}):
+        refused(nn.Sequential(nn.AdaptiveAvgPool2d(1), conv(**options)), "Conv2d")
+
+
 def tied() -> nn.Module:
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
     model[1].weight = model[0].weight
@@ -103,11 +116,14 @@ SIGMOID = {
     "attribute": Named(gate=nn.Sigmoid(), fc=nn.Linear(4, 3), act=nn.Sigmoid()),
 }
 REFUSED = {
+    "unusual name": (Named(cls=nn.Conv2d(3, 4, 1), pool=nn.AdaptiveAvgPool2d(1)), r"classifier=.*'cls' \(3 -> 4\)"),
     "no linear layer": (Named(conv=nn.Conv2d(3, 4, 3)), "none"),
     "convolution": (nn.Sequential(nn.Linear(4, 4), nn.Conv2d(3, 4, 3)), "Conv2d"),
+    "unpooled convolution": (nn.Sequential(nn.Linear(4, 4), nn.Conv2d(3, 4, 1)), "classifier='1'"),
     "head": (maxsep.attach(mlp()), "MaxSeparationHead.*at '2'"),
     "one output": (nn.Linear(4, 1), "got 1"),
     "tied": (tied(), r"'1'.*'0\.weight'"),
+    "used twice": (nn.Sequential(*[nn.Linear(4, 4)] * 2), r"'0\.weight'", "1"),
     "lazy": (nn.Sequential(nn.LazyLinear(3)), "lazy"),
     "computed": (nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3))), "computes its weight"),
     "packed": (packed(), "uint8"),
@@ -120,8 +136,3 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_layers_that_must_not_be_replaced(case):
     refused(*REFUSED[case])
-
-
-def test_layer_used_twice():
-    layer = nn.Linear(4, 4)
-    refused(nn.Sequential(layer, nn.ReLU(), layer), r"'0\.weight'", "2")

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim import lr_scheduler as schedules
 
-from maxsep import MaxSeparationHead
+from maxsep import MaxSeparationHead, attach
 from maxsep.heads import ControlHead, PlainHead
 from maxsep.surgery import to_plain_sgd
 
@@ -27,18 +27,18 @@ SCHEDULES = {
 
 
 class Training:
-    """A small network with the matrix, trained in float64 on two micro-batches a step."""
+    """A small network with dropout and the matrix, trained in float64 on two micro-batches a step."""
 
-    def __init__(self, *, radius=0.1, bias=True, order=None, schedule="none", groups="one", **options):
+    def __init__(self, *, radius=0.1, bias=True, order=None, dropout=0.0, schedule="none", groups="one", **options):
         torch.manual_seed(0)
         head = MaxSeparationHead(16, 7, radius, bias, class_order=order)
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), head).double()
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(dropout), head).double()
         self.update = SGD(self.groups(groups), lr=0.05, **options)
         self.schedulers = SCHEDULES[schedule](self.update)
         self.x, self.target = torch.randn(12, 8, dtype=torch.float64), torch.randint(7, (12,))
 
     def groups(self, kind):
-        body, head = self.model[:2], self.model[2]
+        body, head = self.model[:3], self.model[3]
         if kind == "one":
             return self.model.named_parameters()
         if kind == "own":
@@ -51,28 +51,28 @@ class Training:
     def accumulate(self, rows):
         F.cross_entropy(self.model(self.x[rows]), self.target[rows]).backward()
 
-    def finish(self):
-        self.update.step()
-        self.update.zero_grad()
-        for scheduler in self.schedulers:
-            scheduler.step()
-        return self.model(self.x).detach()
+    def run(self, change=None):
+        """Return the logits of every step; in the middle of step `change` the matrix is replaced."""
+        logits = []
+        for step in range(STEPS - 1):
+            self.accumulate(slice(0, 6))
+            if step == change:
+                self.model = to_plain_sgd(self.model, self.update, *self.schedulers)
+            self.accumulate(slice(6, 12))
+            self.update.step()
+            self.update.zero_grad()
+            for scheduler in self.schedulers:
+                scheduler.step()
+            logits.append(self.model(self.x).detach())
+        return torch.stack(logits)
 
 
 def apart(before, **setting):
-    """Return the largest distance of logits in all steps after the change, and the changed training."""
-    ours, plain = Training(**setting), Training(**setting)
-    worst = 0.0
-    for step in range(STEPS - 1):
-        for training in (ours, plain):
-            training.accumulate(slice(0, 6))
-        if step == before:
-            plain.model = to_plain_sgd(plain.model, plain.update, *plain.schedulers)
-        for training in (ours, plain):
-            training.accumulate(slice(6, 12))
-        worst = max(worst, (ours.finish() - plain.finish()).abs().max().item())
-    assert type(plain.model[2]) is nn.Linear
-    assert plain.model[2].weight.mean(0).abs().max() < 1e-14
+    """Return the largest distance of logits in all steps, and the training that was changed."""
+    ours, plain = Training(**setting).run(), Training(**setting)
+    worst = (plain.run(before) - ours).abs().max().item()
+    assert type(plain.model[3]) is nn.Linear
+    assert plain.model[3].weight.mean(0).abs().max() < 1e-14
     return worst, plain
 
 
@@ -80,7 +80,7 @@ def apart(before, **setting):
     "options",
     [
         {"weight_decay": 0.01},
-        {"momentum": 0.9, "weight_decay": 0.01, "bias": False},
+        {"momentum": 0.9, "weight_decay": 0.01, "bias": False, "dropout": 0.2},
         {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True, "groups": "own"},
         {"momentum": 0.9, "weight_decay": 0.01, "dampening": 0.3, "groups": "no decay", "order": [3, 1, 0, 2, 6, 5, 4]},
     ],
@@ -127,10 +127,10 @@ def test_several_heads_and_a_frozen_bias():
 def test_a_bare_head_and_a_head_at_two_places():
     head = MaxSeparationHead(4, 3)
     assert type(to_plain_sgd(head, SGD(head.parameters(), 0.1))) is nn.Linear
-    model = nn.ModuleDict({"a": head, "b": head})
+    model = nn.Sequential(head, nn.LogSoftmax(1), head, nn.Softmax(-1))  # softmax ignores the mean logit
     to_plain_sgd(model, SGD(model.parameters(), 0.1))
-    assert model["a"] is model["b"]
-    assert type(model["a"]) is nn.Linear
+    assert model[0] is model[2]
+    assert type(model[0]) is nn.Linear
 
 
 def refusals():
@@ -142,6 +142,8 @@ def refusals():
     update = SGD(head.parameters(), 0.1)
     yield head, update, [schedules.CosineAnnealingLR(update, 10, eta_min=0.01)], "eta_min"
     yield head, update, [schedules.ReduceLROnPlateau(update)], "ReduceLROnPlateau"
+    foreign = type("CosineLRScheduler", (), {"optimizer": update})()  # as timm's, which has no eta_min
+    yield head, update, [foreign], r"^(?!.*eta_min).*CosineLRScheduler"
     yield head, update, [], "schedulers"
     yield head, update, [schedules.StepLR(SGD(head.parameters(), 0.1), 3)], "StepLR"
     for other in (PlainHead(4, 3), ControlHead(4, 3), nn.Linear(4, 3)):
@@ -149,6 +151,15 @@ def refusals():
     tied = nn.Sequential(nn.Linear(4, 2), MaxSeparationHead(4, 3))
     tied[1].weight = tied[0].weight
     yield tied, SGD(tied.parameters(), 0.1), [], "shares"
+    convolution = attach(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)))
+    yield convolution, SGD(convolution.parameters(), 0.1), [], "ReLU.*'0"  # it sees the mean logit
+    for kind in (nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LogSigmoid):
+        model = nn.Sequential(MaxSeparationHead(4, 3), kind())
+        yield model, SGD(model.parameters(), 0.1), [], kind.__name__
+    for register in ("register_step_pre_hook", "register_step_post_hook"):
+        update = SGD(head.parameters(), 0.1)
+        getattr(update, register)(lambda *_: None)
+        yield head, update, [], "optimiser"
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         clipped = MaxSeparationHead(4, 3)
         getattr(clipped.weight, register)(lambda gradient: None)

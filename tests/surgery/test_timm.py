@@ -1,5 +1,7 @@
 """timm's protocol around the classifier holds with a head in it."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -44,6 +46,37 @@ def test_model(name, exercise):
     assert [path for path, _ in find_heads(model)] == MODELS[name][1]
     assert model.num_classes == CLASSES
     exercise(model, x, CLASSES)
+
+
+CONVOLUTIONS = {
+    "resnetv2_50": ({"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 16), "stem_chs": 8}, "head.fc"),
+    "dla34": ({}, "fc"),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_classifiers_that_are_convolutions(name, exercise):
+    torch.manual_seed(0)
+    options, path = CONVOLUTIONS[name]
+    model = timm.create_model(name, num_classes=10, **options)
+    model.get_submodule(path).bias.requires_grad_(False)
+    x = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        before = model.eval()(x).softmax(-1)
+        kept = maxsep.attach(copy.deepcopy(model), radius=0.3, keep_weights=True)
+        torch.testing.assert_close(kept(x).softmax(-1), before)
+    assert [p.requires_grad for p in maxsep.fold(kept).get_submodule(path).parameters()] == [True, False]
+    maxsep.attach(model, CLASSES)
+    assert model.num_classes == CLASSES
+    exercise(model, x, CLASSES)
+    folded = maxsep.fold(model).get_submodule(path)
+    assert type(folded) is nn.Conv2d
+    assert folded.bias.requires_grad
+    maxsep.grow(model, 2)
+    assert model(x).shape == (4, CLASSES + 2)
+    assert model.num_classes == CLASSES + 2
+    model.reset_classifier(3)
+    assert model(x).shape == (4, 3)
 
 
 ONE_HEAD = [name for name, (_, paths) in MODELS.items() if len(paths) == 1]

@@ -61,14 +61,25 @@ def test_googlenet_auxiliary_heads_are_swapped_and_trained(exercise):
     exercise(model, torch.randn(2, 3, 32, 32), CLASSES, lambda m, x: m(x).logits if m.training else m(x))
 
 
+def test_squeezenet_ends_in_a_convolution_a_relu_and_pooling(exercise):
+    torch.manual_seed(0)
+    model = zoo.squeezenet1_0(num_classes=10)
+    with pytest.raises(ValueError, match="keep_weights"):
+        maxsep.attach(model, keep_weights=True)  # the ReLU sees the mean logit, which P drops
+    maxsep.attach(model, CLASSES)
+    assert model.num_classes == CLASSES
+    exercise(model, torch.randn(2, 3, 64, 64), CLASSES)
+    assert type(maxsep.fold(model).classifier[1]) is nn.Conv2d
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (zoo.squeezenet1_1, r"classifier\.1.*Conv2d"),
+        (lambda: zoo.segmentation.fcn_resnet50(weights=None, weights_backbone=None), r"classifier='classifier\.4'"),
         (lambda: zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None),
          "FasterRCNN.*cls_score.*1024 -> 91"),
     ],
-    ids=["convolution", "detection"],
+    ids=["segmentation", "detection"],
 )  # fmt: skip
 def test_models_without_a_linear_classifier_are_refused(build, message):
     with torch.device("meta"):

@@ -1,11 +1,15 @@
 """transformers classifiers from tiny random configurations: logits, labels, and a way to and from a checkpoint."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
 import maxsep
+from maxsep.heads import CosineHead
 from maxsep.surgery import find_heads
 
 CLASSES = 5
@@ -118,6 +122,7 @@ def test_folded_model_goes_through_save_pretrained_and_training_goes_on(tmp_path
     model = maxsep.attach(vit(), CLASSES, radius=0.5).eval()
     x = torch.randn(4, 3, 32, 32)
     maxsep.fold(model).save_pretrained(tmp_path / "hub")
+    assert b"maxsep" not in pickle.dumps(maxsep.fold(model))
     again = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "hub").eval()
     assert type(again.classifier) is nn.Linear
     assert again.config.num_labels == CLASSES
@@ -126,6 +131,39 @@ def test_folded_model_goes_through_save_pretrained_and_training_goes_on(tmp_path
     maxsep.attach(again, radius=0.5, keep_weights=True)
     torch.testing.assert_close(again.classifier.weight, model.classifier.weight, rtol=0, atol=1e-6)
     torch.testing.assert_close(again(x).logits, model(x).logits, rtol=0, atol=1e-5)
+
+
+def test_an_attached_model_is_saved_folded_and_goes_on_training(tmp_path):
+    torch.manual_seed(0)
+    model = maxsep.attach(vit(), CLASSES, radius=0.5, class_order=[4, 2, 0, 1, 3]).eval()
+    x = torch.randn(4, 3, 32, 32)
+    for number, copied in enumerate((model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)))):
+        folder = tmp_path / str(number)
+        copied.save_pretrained(folder)
+        again = hf.AutoModelForImageClassification.from_pretrained(folder, ignore_mismatched_sizes=True).eval()
+        assert type(again.classifier) is nn.Linear
+        torch.testing.assert_close(again(x).logits, model(x).logits, rtol=0, atol=1e-6)
+    assert find_heads(model)
+    expected = model.state_dict()
+    model.load_state_dict(again.state_dict())  # as Trainer does when it resumes
+    torch.testing.assert_close(model.state_dict(), expected)
+    given = {name: 2 * value if name.startswith("classifier.") else value for name, value in expected.items()}
+    given["classifier._extra_state"] = expected["classifier._extra_state"]
+    given["classifier.class_order"] = expected["classifier.class_order"]
+    model.save_pretrained(tmp_path / "given", state_dict=given)
+    double = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "given").eval()
+    torch.testing.assert_close(double.classifier.weight, 2 * again.classifier.weight)
+
+
+def test_a_folded_or_changed_model_is_saved_as_it_is(tmp_path):
+    model = maxsep.attach(vit(), CLASSES)
+    model.classifier = nn.Linear(16, CLASSES)
+    model.save_pretrained(tmp_path / "plain")
+    again = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "plain")
+    assert torch.equal(again.classifier.weight, model.classifier.weight)
+    model.classifier = CosineHead(16, CLASSES)
+    with pytest.raises(ValueError, match="CosineHead"):
+        model.save_pretrained(tmp_path / "cosine")
 
 
 def one_label_in_the_configuration() -> nn.Module:

@@ -23,9 +23,14 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     """
     check_count("bins", bins)
     check_samples("probabilities", probabilities, labels)
-    low, high = float(probabilities.min()), float(probabilities.max())
-    if not (low >= 0 and high <= 1 + 1e-4):
-        raise ValueError(f"probabilities must lie in [0, 1], got {low:g} to {high:g}; pass logits.softmax(-1)")
+    low, off = float(probabilities.min()), float((probabilities.double().sum(1) - 1).abs().max())
+    if not (low >= 0 and off <= 0.01):  # half precision is this coarse
+        rows = f"got values from {low:g} and sums up to {off:g} from 1"
+        raise ValueError(f"probabilities must be rows >= 0 that sum to 1, {rows}; pass logits.softmax(-1)")
+    if not ((labels >= 0) & (labels < probabilities.shape[1])).all():
+        raise ValueError(
+            f"labels must lie from 0 to {probabilities.shape[1] - 1}, got {labels.min()} to {labels.max()}"
+        )
     confidence, predicted = probabilities.double().max(dim=1)
     correct = (predicted == labels).double()
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from maxsep.checks import check_floating, check_number
+from maxsep.checks import as_tensor, check_floating, check_number
 from maxsep.detect.scores import to_float64
 
 
-def auroc(positive: Tensor, negative: Tensor) -> float:
+def auroc(positive: Any, negative: Any) -> float:
     """Compute the area under the ROC curve, P(positive > negative) + P(positive = negative) / 2 over all pairs.
 
-    positive (N,) and negative (M,) are scores: any real numbers, no sigmoid is applied.
+    positive (N,) and negative (M,) are scores, as tensors, NumPy arrays or lists: any reals, no sigmoid is applied.
 
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([2.0, 1.0]))
     0.875
@@ -26,7 +26,7 @@ def auroc(positive: Tensor, negative: Tensor) -> float:
     return int(below.sum() + not_above.sum()) / (2 * len(positive) * len(negative))
 
 
-def average_precision(positive: Tensor, negative: Tensor) -> float:
+def average_precision(positive: Any, negative: Any) -> float:
     """Compute the area under the precision-recall curve as average precision.
 
     AP = sum_t (recall_t - recall_{t-1}) precision_t over the distinct scores t of positive (N,) and negative (M,) from
@@ -44,7 +44,7 @@ def average_precision(positive: Tensor, negative: Tensor) -> float:
 
 
 def fpr_at_tpr(
-    positive: Tensor, negative: Tensor, tpr: float = 0.95, *, rule: Literal["closest", "at_least"] = "closest"
+    positive: Any, negative: Any, tpr: float = 0.95, *, rule: Literal["closest", "at_least"] = "closest"
 ) -> float:
     """Compute the fraction of negatives accepted at the threshold that accepts the fraction `tpr` of positives.
 
@@ -73,7 +73,7 @@ def fpr_at_tpr(
     return int(false[chosen]) / len(negative)
 
 
-def ood_metrics(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["id", "ood"] = "id") -> dict[str, float]:
+def ood_metrics(id_scores: Any, ood_scores: Any, *, positive: Literal["id", "ood"] = "id") -> dict[str, float]:
     """Compute AUROC, AUPR (average precision) and FPR95 of scores, higher = more in-distribution, as fractions.
 
     Two conventions change AUPR and FPR95, so both are explicit: which samples are positive, and whether the
@@ -98,7 +98,7 @@ def ood_metrics(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["id"
     }
 
 
-def threshold_at_tpr(id_scores: Tensor, tpr: float = 0.95) -> float:
+def threshold_at_tpr(id_scores: Any, tpr: float = 0.95) -> float:
     """Return the highest threshold t such that score >= t holds for at least the fraction `tpr` of the samples.
 
     A sample below it counts as unknown. Pitfall: id_scores (N,) must be of in-distribution samples that are used
@@ -114,7 +114,7 @@ def threshold_at_tpr(id_scores: Tensor, tpr: float = 0.95) -> float:
     return float(scores.sort(descending=True).values[int(torch.searchsorted(accepted, tpr))])
 
 
-def oscr(known_scores: Tensor, known_correct: Tensor, unknown_scores: Tensor) -> float:
+def oscr(known_scores: Any, known_correct: Any, unknown_scores: Any) -> float:
     """Compute the area under correct classification rate against false positive rate.
 
     At threshold t the rates are the fraction of known samples that are classified correctly with score > t, and the
@@ -129,8 +129,9 @@ def oscr(known_scores: Tensor, known_correct: Tensor, unknown_scores: Tensor) ->
     0.5
     """
     known, unknown = _score_sets(known_scores=known_scores, unknown_scores=unknown_scores)
-    if not isinstance(known_correct, Tensor) or known_correct.dtype != torch.bool:
-        raise TypeError(f"known_correct must be a boolean tensor, got {getattr(known_correct, 'dtype', known_correct)}")
+    known_correct = as_tensor("known_correct", known_correct)
+    if known_correct.dtype != torch.bool:
+        raise TypeError(f"known_correct must be boolean, got {known_correct.dtype}")
     if known_correct.shape != known.shape:
         raise ValueError(f"known_correct must be ({len(known)},), got shape {tuple(known_correct.shape)}")
     wins = torch.searchsorted(unknown.sort().values, known[known_correct.to(known.device)])
@@ -141,7 +142,8 @@ def _score_sets(**scores: Any) -> tuple[Tensor, ...]:
     """Check scores and convert them to float64 on the device of the first; infinities are allowed, NaN is not."""
     sets = []
     for name, values in scores.items():
-        check_floating(values, name)
+        dtype = None if hasattr(values, "dtype") else torch.float64  # the default dtype would round Python's floats
+        values = check_floating(as_tensor(name, values, dtype=dtype), name)
         if values.ndim != 1 or not len(values):
             raise ValueError(f"{name} must be (N,) with at least one score, got shape {tuple(values.shape)}")
         if values.isnan().any():

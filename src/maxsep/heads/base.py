@@ -163,7 +163,7 @@ class LayerHead(Head):
 def linear_from(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Wrap copies of a weight and a bias in an nn.Linear of the same device and dtype."""
     out_features, in_features = weight.shape
-    linear = nn.Linear(in_features, out_features, bias is not None, device=weight.device, dtype=weight.dtype)
+    linear = nn.Linear(in_features, out_features, bias is not None, device="meta")  # draws no random numbers
     linear.weight = nn.Parameter(weight.detach().clone())
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach().clone())

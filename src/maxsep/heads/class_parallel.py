@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 
 from maxsep.checks import (
@@ -31,12 +32,11 @@ from maxsep.checks import (
     check_reduction,
 )
 from maxsep.heads.base import FixedRadius, default_init
+from maxsep.heads.collectives import Group, all_gather, gather_samples, mean_gradients, own_samples, sum_gradients
 from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops import widened
 from maxsep.ops.tracing import refuse_second_derivatives
 from maxsep.simplex import coefficients
-
-Group = Any  # a process group of torch.distributed, or None for the default one
 
 
 class ClassParallelHead(FixedRadius):
@@ -50,15 +50,18 @@ class ClassParallelHead(FixedRadius):
     takes the state dict of a MaxSeparationHead too.
 
     Args:
-        group: The ranks that share the classes; the default group if None.
+        group: The ranks that share the classes; the default group if None. Or a DeviceMesh of two dimensions, copies
+            and classes: ranks of a row share the classes, those of a column have the same ones, and the gradients of
+            their weights are averaged as DDP does.
         data_parallel: Whether each rank passes its part of the batch, of equal size, instead of the same x and target.
-            `mean` and `sum` run over the samples of all ranks, everything else is returned for the rank's samples, and
+            `mean` and `sum` run over the samples of the group, everything else is returned for the rank's samples, and
             the gradient of x is scaled for a network inside DDP, which takes the mean over ranks.
-        validate: Whether ranks compare their batch sizes in every call, instead of in the first; the host then waits.
+        validate: Whether ranks compare batch sizes and errors in every call, for which the host waits, or in the first.
+            Compiled calls then have a graph break; without it, they never compare.
 
     Pitfall: keep the head out of DDP, and clip its gradients apart from the network's: the norm of DTensors runs over
-    all ranks. After the first call, batches of different sizes end the process (gloo) or hang (NCCL) unless `validate`
-    is set. Drop an incomplete last batch, or fill it with samples whose target is `ignore_index`.
+    all ranks. Batches of different sizes are an error on every rank; drop an incomplete last batch, or fill it with
+    samples whose target is `ignore_index`. Without `validate` they hang or end the process.
 
     >>> import tempfile
     >>> place = f"file://{tempfile.mkdtemp()}/ranks"
@@ -80,14 +83,19 @@ class ClassParallelHead(FixedRadius):
         *,
         group: Group = None,
         data_parallel: bool = False,
-        validate: bool = False,
+        validate: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_classes, radius)
         self.in_features = check_count("in_features", in_features)
+        self.mesh, self.copies = None, None
+        self._compared: set[bool] = set()  # whether gradients were on in calls that ranks have compared
+        if getattr(group, "ndim", None) is not None:  # a DeviceMesh
+            if group.ndim != 2:
+                raise ValueError(f"group must be a mesh of two dimensions, copies and classes, got {group.ndim}")
+            self.mesh, self.copies, group = group, group.get_group(0), group.get_group(1)
         self.group, self.data_parallel, self.validate = group, data_parallel, validate
-        self._has_compared_sizes = False
         if (rank := distributed.get_rank(group)) < 0:
             raise ValueError(f"group must contain this process, got one without rank {distributed.get_rank()}")
         self.shard = _Shard(self.num_classes, rank, distributed.get_world_size(group))
@@ -104,6 +112,8 @@ class ClassParallelHead(FixedRadius):
         weight, bias = _local(self.weight), _local(self.bias)
         if not weight.is_meta:
             default_init(weight, bias, torch.Generator(weight.device).manual_seed(seed))
+            for local in (p for p in (weight, bias) if p is not None and self.copies is not None):
+                distributed.broadcast(local, group=self.copies, group_src=0)
 
     def loss(
         self,
@@ -121,15 +131,9 @@ class ClassParallelHead(FixedRadius):
         NaN elsewhere, where looking at them would make the host wait. weight (C,) is a constant and the same on all
         ranks.
         """
-        check_reduction(reduction)
-        smoothing = check_number("label_smoothing", label_smoothing, "a number in [0, 1]")
-        check_index_type(target)
-        if x.dim() != 2 or target.shape != x.shape[:1]:
-            raise ValueError(f"x must be (B, {self.in_features}) and target (B,), got {x.shape} and {target.shape}")
-        weight = check_per_class("weight", weight, self.num_classes, x.device)
-        check_labels(target, self.num_classes, ignore_index)
-        self._check_input(x)
-        labels = _gathered(target, self.group).flatten() if self.data_parallel else target
+        self._check(x, target, weight, reduction, label_smoothing, ignore_index)
+        smoothing = float(label_smoothing)
+        labels = all_gather(target, self.group).flatten() if self.data_parallel else target
         counts, is_class = labels != ignore_index, (labels >= 0) & (labels < self.num_classes)
         index, local = torch.where(is_class, labels, 0), self._local_logits(x)
         weight = None if weight is None else weight.detach().to(local.dtype)
@@ -148,7 +152,7 @@ class ClassParallelHead(FixedRadius):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of all classes, (..., C), on every rank; every rank must compute the same loss of them."""
-        self._check_input(x)
+        self._check(x)
         logits = _AllLogits.apply(self._local_logits(x), self.shard, self.group)  # type: ignore[no-untyped-call]
         if not torch.is_autocast_enabled(x.device.type):
             logits = logits.to(self.weight.dtype)
@@ -159,7 +163,7 @@ class ClassParallelHead(FixedRadius):
         """Return the k largest logits, (..., k), and their classes, for one all-gather of 2k+1 numbers a sample."""
         if check_count("k", k) > self.num_classes:
             raise ValueError(f"k must be at most num_classes = {self.num_classes}, got {k}")
-        self._check_input(x)
+        self._check(x)
         local, columns = self._local_logits(x), self.shard.columns
         count = min(k, columns)
         values, classes = local[:, :columns].topk(count, dim=1)
@@ -167,7 +171,7 @@ class ClassParallelHead(FixedRadius):
         message = local.new_full((len(local), 2 * k + 1), -torch.inf, dtype=torch.float64)
         message[:, 0], message[:, 1 : count + 1] = local[:, -1], values
         message[:, k + 1 : k + count + 1] = classes + self.shard.start
-        messages = _gathered(message, self.group)
+        messages = all_gather(message, self.group)
         logits = messages[:, :, 1 : k + 1] + _carries(messages[:, :, 0])[:, :, None]
         best, places = logits.movedim(0, 1).flatten(1).topk(k, dim=1)
         classes = messages[:, :, k + 1 :].movedim(0, 1).flatten(1).gather(1, places).long()
@@ -193,12 +197,13 @@ class ClassParallelHead(FixedRadius):
     def _sharded(self, local: Tensor, mesh: Any = None) -> Tensor:
         """Wrap this rank's rows as a DTensor of all rows."""
         from torch.distributed.device_mesh import DeviceMesh  # imported late: the package needs neither otherwise
-        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.tensor import DTensor, Replicate, Shard
 
-        mesh = mesh or DeviceMesh.from_group(self.group or distributed.group.WORLD, local.device.type)  # type: ignore[arg-type]
+        group, device = self.group or distributed.group.WORLD, local.device.type
+        mesh = mesh or self.mesh or DeviceMesh.from_group(group, device)  # type: ignore[arg-type]
         shape = torch.Size((self.num_classes - 1, *local.shape[1:]))
-        stride = (self.in_features, 1)[-local.dim() :]
-        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        stride, placements = (self.in_features, 1)[-local.dim() :], (Replicate(), Shard(0))[-mesh.ndim :]
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         if prefix + "class_order" in state_dict:
@@ -210,29 +215,58 @@ class ClassParallelHead(FixedRadius):
                 state_dict[prefix + name] = self._sharded(local, getattr(parameter, "device_mesh", None))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _check_input(self, x: Tensor) -> None:
-        """Check x, and in the first call, or with `validate` in every call, that all ranks have as many samples."""
+    def _check(self, x: Any, *loss: Any) -> None:
+        """Check arguments; ranks compare in every call, or in the first with gradients and the first without."""
+        if self.validate or not (torch.compiler.is_compiling() or torch.is_grad_enabled() in self._compared):
+            self._check_on_all_ranks(x, *loss)
+        else:
+            self._check_own(x, *loss)
+
+    def _check_own(self, x: Any, *loss: Any) -> None:
         check_last_dimension(check_floating(x), self.in_features, "in_features")
-        if torch.compiler.is_compiling() or (self._has_compared_sizes and not self.validate):
-            return
-        self._has_compared_sizes = True
-        sizes = _gathered(torch.tensor([x.shape[:-1].numel()], device=x.device), self.group).flatten().tolist()
+        if loss:
+            target, weight, reduction, smoothing, ignore_index = loss
+            check_reduction(reduction)
+            check_number("label_smoothing", smoothing, "a number in [0, 1]")
+            check_index_type(target)
+            if x.dim() != 2 or target.shape != x.shape[:1]:
+                raise ValueError(f"x must be (B, {self.in_features}) and target (B,), got {x.shape} and {target.shape}")
+            check_per_class("weight", weight, self.num_classes, x.device)
+            check_labels(target, self.num_classes, ignore_index)
+
+    @_disable_dynamo  # a graph break; torch.compiler.disable would import much
+    def _check_on_all_ranks(self, x: Any, *loss: Any) -> None:
+        """Let an error of one rank, and batches of different sizes, be an error on every rank."""
+        error = None
+        try:
+            self._check_own(x, *loss)
+        except (TypeError, ValueError) as own_error:
+            error = own_error
+        size = x.shape[:-1].numel() if isinstance(x, Tensor) else 0
+        numbers = all_gather(torch.tensor([size, error is not None], device=self.weight.device), self.group)
+        if self.copies is not None and torch.is_grad_enabled():  # copies may predict other numbers of samples
+            numbers = all_gather(numbers, self.copies)
+        sizes, refused = numbers.view(-1, 2).T.tolist()
+        if error is not None:
+            raise error
+        if any(refused):
+            raise ValueError(f"x and target must be valid on every rank, rank {refused.index(1)} refused its own")
         if len(set(sizes)) > 1:
             raise ValueError(f"x must have as many samples on every rank, got {sizes}; drop an incomplete last batch")
+        self._compared.add(torch.is_grad_enabled())
 
     def _local_logits(self, x: Tensor) -> Tensor:
         """Return o of this rank's classes and, behind it, t: (B, columns + 1), or (B, columns) on the last rank."""
-        step: Any = _GatherSamples if self.data_parallel else _SumGradients
-        x = step.apply(x.reshape(-1, self.in_features), self.group)
-        z = widened(F.linear(x, _local(self.weight), _local(self.bias)))
+        step = gather_samples if self.data_parallel else sum_gradients
+        x = step(x.reshape(-1, self.in_features), self.group)
+        z = widened(F.linear(x, _local(self.weight, self.copies), _local(self.bias, self.copies)))
         s, r = coefficients(self.num_classes, dtype=z.dtype, device=z.device, rows=self.shard.rows)
         sums = (z * (r * self.radius)).cumsum(-1)
         return F.pad(z * (s * self.radius), (0, 1)) - F.pad(sums, (1, 0))
 
     def _own_samples(self, values: Tensor) -> Tensor:
-        step: Any = _OwnSamples
-        result: Tensor = step.apply(values, self.group) if self.data_parallel else values
-        return result
+        local: Tensor = own_samples(values, self.group) if self.data_parallel else values
+        return local
 
 
 class _Shard:
@@ -251,12 +285,12 @@ class _Shard:
 
     def factors(self, weight: Tensor) -> Tensor:
         """Return v such that local logits times v, summed over ranks, are all logits times weight (C,)."""
-        own, later = weight[self.start : self.stop], weight[self.stop :]
-        return torch.cat([own, later.sum()[None]]) if self.stop < self.num_classes else own
+        local, later = weight[self.start : self.stop], weight[self.stop :]
+        return torch.cat([local, later.sum()[None]]) if self.stop < self.num_classes else local
 
 
 class _LogSumExp(torch.autograd.Function):
-    """Local logits of each rank to log-sum-exp, target's logit and, with factors, weighted sum of all logits: (B,)."""
+    """Autograd function from each rank's logits to log-sum-exp, target logit and weighted sum of all, (B,) each."""
 
     @staticmethod
     def forward(
@@ -267,7 +301,7 @@ class _LogSumExp(torch.autograd.Function):
         numbers = [local[:, -1], local[:, : shard.columns].logsumexp(1), own_target]
         if factors is not None:
             numbers.append(local @ factors)
-        gathered = _gathered(torch.stack(numbers), group)  # (ranks, 3 or 4, B)
+        gathered = all_gather(torch.stack(numbers), group)  # (ranks, 3 or 4, B)
         carries = _carries(gathered[:, 0])
         rank_lse = gathered[:, 1] + carries
         lse = rank_lse.logsumexp(0)
@@ -300,7 +334,7 @@ class _AllLogits(torch.autograd.Function):
         shards = [_Shard(shard.num_classes, rank, shard.ranks) for rank in range(shard.ranks)]
         message = local.new_zeros(len(local), max(part.columns for part in shards) + 1)  # of equal shape on all ranks
         message[:, 0], message[:, 1 : shard.columns + 1] = local[:, -1], local[:, : shard.columns]
-        gathered = _gathered(message, group)
+        gathered = all_gather(message, group)
         logits = gathered[:, :, 1:] + _carries(gathered[:, :, 0])[:, :, None]
         return torch.cat([logits[part.rank, :, : part.columns] for part in shards], dim=1)
 
@@ -311,63 +345,10 @@ class _AllLogits(torch.autograd.Function):
         return torch.cat([gradient[:, start:stop], gradient[:, stop:].sum(1, keepdim=True)], 1), None, None
 
 
-class _SumGradients(torch.autograd.Function):
-    """x, the same on all ranks, unchanged; its gradients, a part from each rank, are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone(memory_format=torch.contiguous_format)  # autograd may share what it passes
-        distributed.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-class _GatherSamples(torch.autograd.Function):
-    """The samples of all ranks; gradients are summed, cut again and multiplied by the ranks, whose mean DDP takes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return _gathered(x, group).flatten(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ranks = distributed.get_world_size(ctx.group)
-        part = gradient.new_empty(gradient.shape[0] // ranks, *gradient.shape[1:])
-        call = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-        call(part.view(-1), gradient.contiguous().view(-1), group=ctx.group)
-        return part * ranks, None
-
-
-class _OwnSamples(torch.autograd.Function):
-    """This rank's part of the samples; gradients are gathered and averaged, as those of losses under DDP are."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return values.chunk(distributed.get_world_size(group))[distributed.get_rank(group)].clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.group).flatten(0, 1) / distributed.get_world_size(ctx.group), None
-
-
-def _gathered(tensor: Tensor, group: Group) -> Tensor:
-    """Stack the equally shaped tensors of all ranks in their order: one collective call."""
-    ranks = distributed.get_world_size(group)
-    out = tensor.new_empty(ranks * tensor.numel())
-    # torch 2.13 renamed the call and deprecated the old name
-    call = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-    call(out, tensor.contiguous().view(-1), group=group)
-    return out.view(ranks, *tensor.shape)
-
-
-def _local(parameter: Any) -> Any:
-    return None if parameter is None else parameter.to_local()
+def _local(parameter: Any, copies: Group = None) -> Any:
+    """Return this rank's rows, whose gradients are averaged over ranks that hold the same ones."""
+    local = None if parameter is None else parameter.to_local()
+    return local if copies is None or local is None else mean_gradients(local, copies)
 
 
 def _carries(sums: Tensor) -> Tensor:

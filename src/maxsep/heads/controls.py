@@ -48,7 +48,11 @@ class PlainHead(_LinearHead):
 
 @register("scaled")
 class ScaledHead(_LinearHead):
-    """A linear classifier times the radius: logits = radius (weight x + bias)."""
+    """A linear classifier times the radius: logits = radius (weight x + bias).
+
+    >>> ScaledHead(64, 10, radius=0.1)(torch.randn(2, 64)).shape
+    torch.Size([2, 10])
+    """
 
 
 @register("control")

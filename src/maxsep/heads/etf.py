@@ -71,6 +71,10 @@ class ETFHead(Head):
         self.register_buffer("directions", directions)
         self.reset_parameters()
 
+    def extra_repr(self) -> str:
+        """Return the sizes, the radius, the rotation and the number of reserved vertices."""
+        return f"{super().extra_repr()}, rotation={self.rotation}, reserved={self.reserved}"
+
     @property
     def width(self) -> int:
         """The number of features or directions in use: one less than the vertices of the simplex."""
@@ -118,9 +122,9 @@ class ETFHead(Head):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        saved, own = state_dict.get(prefix + "directions"), self.directions
-        if saved is not None and own is not None and saved.shape == own.shape and not saved.is_meta:
-            # those of the module may be empty yet
+        saved, current = state_dict.get(prefix + "directions"), self.directions
+        if saved is not None and current is not None and saved.shape == current.shape and not saved.is_meta:
+            # computed anew, as the current ones may still be uninitialised
             expected = orthonormal_rows(self.width, self.in_features, self.rotation or 0)
             # unit rows: their products with themselves sum to their number, with others to about zero
             if (saved.detach().cpu().double() * expected).sum() < 0.9 * len(expected):

@@ -10,10 +10,11 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from maxsep.checks import check_last_dimension
+from maxsep.checks import as_tensor, check_last_dimension
 from maxsep.heads.base import FixedRadius, LayerHead
 from maxsep.heads.registry import register
 from maxsep.ops import adjoint, separate, separate_linear
+from maxsep.ops.tracing import is_dtensor
 from maxsep.simplex import simplex
 
 # a symbolic trace keeps the product as one call
@@ -26,25 +27,49 @@ ClassOrder = Sequence[int] | Tensor | None
 class _Ordered(FixedRadius):
     """Columns of P in any order of classes: class_order[i] is the class that takes column i; None is the identity.
 
-    `class_order` is an int64 buffer of the state dict. `class_columns`, its inverse, is the column of each class.
+    `class_columns`, the inverse, is the column of each class. Both come from `_order`, on the CPU, since averages of
+    models (AveragedModel, ModelEmaV2) overwrite buffers by truncated integers. So the buffer `class_order` gives torch
+    a name and a device, but its values are not read.
     """
 
-    class_order: Tensor | None
-    class_columns: Tensor | None
-
     def _set_class_order(self, class_order: ClassOrder, device: torch.device | str | None) -> None:
-        self._order = None if class_order is None else _check_class_order(class_order, self.num_classes)  # on the CPU
-        self.register_buffer("class_order", None)
-        self.register_buffer("class_columns", None, persistent=False)
+        self._order = None if class_order is None else _check_class_order(class_order, self.num_classes)
+        self._columns: Tensor | None = None
+        self._buffers["class_order"] = None
         self._place_class_order(device)
 
     def _place_class_order(self, device: torch.device | str | None) -> None:
         if self._order is not None:
-            self.class_order, self.class_columns = self._order.to(device, copy=True), self._order.argsort().to(device)
+            self._buffers["class_order"] = self._order.to(device, copy=True)
+            self._columns = self._order.argsort().to(device)
+
+    @property
+    def class_order(self) -> Tensor | None:
+        """The class of each column, a copy; None is the identity."""
+        buffer = self._buffers["class_order"]
+        return None if self._order is None or buffer is None else self._order.to(buffer.device, copy=True)
+
+    @property
+    def class_columns(self) -> Tensor | None:
+        """The column of each class; None is the identity."""
+        buffer = self._buffers["class_order"]
+        if buffer is not None and self._columns is not None and self._columns.device != buffer.device:
+            self._place_class_order(buffer.device)  # fully_shard moves buffers alone
+        return self._columns
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the radius and the class order, if any."""
+        order = "" if self._order is None else f", class_order={describe_order(self._order.tolist())}"
+        return super().extra_repr() + order
 
     def _in_class_order(self, values: Tensor, dim: int = -1) -> Tensor:
         """Turn one entry per column into one per class."""
-        return values if self.class_columns is None else values.index_select(dim, self.class_columns)
+        columns = self.class_columns
+        if columns is not None and is_dtensor(values):
+            from torch.distributed.tensor import DTensor
+
+            columns = DTensor.from_local(columns, values.device_mesh, run_check=False)  # type: ignore[attr-defined]
+        return values if columns is None else values.index_select(dim, columns)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's is not annotated
@@ -52,10 +77,15 @@ class _Ordered(FixedRadius):
             self._place_class_order(self.class_order.device)
         return self
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.class_order is not None:
+            destination[prefix + "class_order"] = self.class_order
+
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         saved = state_dict.get(prefix + "class_order")
         is_saved = any(prefix + name in state_dict for name in ("_extra_state", "weight", "class_order"))
-        if is_saved and not _equal_orders(saved, self._order):
+        if is_saved and not equal_orders(saved, self._order):
             orders = f"is {describe_order(saved)}, the module's is {describe_order(self._order)}"
             raise ValueError(f"'{prefix}class_order' of the state dict {orders}")
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -78,7 +108,7 @@ class MaxSeparation(_Ordered):
 
     def __init__(self, num_classes: int, radius: float = 1.0, class_order: ClassOrder = None) -> None:
         super().__init__(num_classes, radius)
-        self._set_class_order(class_order, torch.get_default_device())
+        self._set_class_order(class_order, torch.empty(0).device)  # get_default_device ignores contexts in torch 2.6
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
@@ -166,14 +196,15 @@ class MaxSeparationHead(LayerHead, _Ordered):
         weight = state_dict.get(prefix + "weight")
         is_plain = prefix + "_extra_state" not in state_dict
         if is_plain and weight is not None and weight.shape == (self.num_classes, self.in_features):
-            raise ValueError(f"'{prefix}weight' is a plain layer's; load it into an nn.Linear and use from_linear")
+            advice = "load a whole model before attach(keep_weights=True), a layer into an nn.Linear for from_linear"
+            raise ValueError(f"'{prefix}weight' is a plain layer's: {advice}")
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _check_class_order(class_order: Sequence[int] | Tensor, num_classes: int) -> Tensor:
     try:
-        order = torch.as_tensor(class_order, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError):
+        order = as_tensor("class_order", class_order, device="cpu").detach()
+    except TypeError:
         order = torch.empty(0, device="cpu")
     identity = torch.arange(num_classes, device="cpu")
     is_integer = not order.is_floating_point() and order.dtype != torch.bool
@@ -185,11 +216,13 @@ def _check_class_order(class_order: Sequence[int] | Tensor, num_classes: int) ->
 
 def describe_order(class_order: Any) -> str:
     """Return a class order in one short line."""
-    values = class_order.tolist() if isinstance(class_order, Tensor) else class_order
-    return textwrap.shorten(repr(values), 80)
+    if not isinstance(class_order, Tensor):
+        return textwrap.shorten(repr(class_order), 80)
+    return textwrap.shorten(repr(class_order.tolist()), 80) + f" in {str(class_order.dtype).removeprefix('torch.')}"
 
 
-def _equal_orders(saved: Tensor | None, current: Tensor | None) -> bool:
+def equal_orders(saved: Tensor | None, current: Tensor | None) -> bool:
+    """Return whether two orders hold the same numbers; averages of checkpoints are in floating point."""
     if saved is None or current is None:
         return saved is current
-    return saved.is_meta or (saved.dtype == current.dtype and torch.equal(saved.cpu(), current))
+    return saved.is_meta or torch.equal(saved.cpu().double(), current.cpu().double())

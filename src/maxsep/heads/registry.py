@@ -13,7 +13,10 @@ HeadType = TypeVar("HeadType", bound=type[Head])
 
 
 def register(name: str) -> Callable[[HeadType], HeadType]:
-    """Register a head class under a name, as a decorator: `@register("mine")`."""
+    """Register a head class under a name, as a decorator: `@register("mine")`.
+
+    >>> decorate = register("mine")  # decorate(MyHead) adds it to names()
+    """
 
     def keep(head: HeadType) -> HeadType:
         if name in _heads:
@@ -25,7 +28,11 @@ def register(name: str) -> Callable[[HeadType], HeadType]:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered heads in alphabetical order."""
+    """Return the names of all registered heads in alphabetical order.
+
+    >>> "maxsep" in names()
+    True
+    """
     return tuple(sorted(_heads))
 
 

@@ -31,6 +31,7 @@ from maxsep.ops.separate import (
     widened,
     without_autocast,
 )
+from maxsep.ops.tracing import is_dtensor
 
 IMPLS = ("auto", "classes", "samples", "logits")
 
@@ -59,18 +60,20 @@ def fused_cross_entropy(
         head: A `MaxSeparationHead`, `PlainHead`, `ScaledHead`, `ControlHead` or `nn.Linear`.
         x: Features, (..., in_features). Under autocast the weights may be in float32.
         target: Class indices, of the leading shape of x.
-        weight: Of every class, (C,), as in F.cross_entropy.
+        weight: Class weights, (C,), as in F.cross_entropy.
         ignore_index: The label of samples that do not count.
         reduction: `mean`, `sum` or `none`.
         label_smoothing: From 0 to 1, as in F.cross_entropy.
-        adjustment: Added to the logits of every sample, (C,), such as log-priors. It may be trained.
-        sample_weight: Of every sample, of the shape of target.
+        adjustment: Numbers (C,), such as log-priors, that are added to every sample's logits. They may be trained.
+        sample_weight: Weights of the samples, of the shape of target.
         z_loss: Factor of the squared log-sum-exp.
         impl: `classes` computes the logits twice, in chunks of classes; `samples` goes through chunks of samples;
             `logits` holds all logits; `auto` chooses by shape, and `logits` only for up to 64 MiB of them on a CPU.
+            Under transforms of torch.func it is always `logits`.
 
     Pitfall: the head's own `forward` is not called, so its hooks do not run. A label out of range is an error on a CPU;
-    on a GPU labels are not looked at, and the loss is then NaN. Second derivatives exist with impl="logits" alone.
+    on a GPU labels are not looked at, and the loss is then NaN. Second derivatives and `is_grads_batched` need
+    impl="logits". A mean over weights that sum to zero is not finite; its value and gradients depend on `impl`.
 
     >>> head, x, target = MaxSeparationHead(16, 1000), torch.randn(4, 16), torch.tensor([1, 10, 100, 999])
     >>> torch.allclose(fused_cross_entropy(head, x, target), F.cross_entropy(head(x), target))
@@ -83,9 +86,9 @@ def fused_cross_entropy(
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
     samples = _flat_samples(head, x, target, adjustment, ignore_index)
-    weights = _class_weights(samples, weight), _sample_weights(x, target, sample_weight)
+    weights = _class_weights(samples, weight), _sample_weights(samples, target, sample_weight)
     options = _Options(*weights, reduction, smoothing, z_loss)
-    algorithm = choose_algorithm(*samples.layer[:2], impl)
+    algorithm = choose_algorithm(samples.layer.x, samples.layer.weight, impl)
     is_weight_trained = sample_weight is not None and sample_weight.requires_grad and torch.is_grad_enabled()
     if algorithm != "logits" and reduction != "none" and not is_weight_trained:
         return _summed(samples, options, algorithm)
@@ -111,7 +114,7 @@ def linear_logsumexp(
     True
     """
     samples = _flat_samples(head, x, target, adjustment, IGNORED)
-    lse, logit = _logsumexp(samples, choose_algorithm(*samples.layer[:2]))
+    lse, logit = _logsumexp(samples, choose_algorithm(samples.layer.x, samples.layer.weight))
     return lse.reshape(target.shape), logit.reshape(target.shape)
 
 
@@ -120,11 +123,11 @@ class _Samples(NamedTuple):
 
     layer: Layer
     radius: float | None
-    """Of the matrix behind the layer's outputs; None if there is none."""
+    """The length of the class vectors if P follows the layer, else None."""
     num_classes: int
     is_counted: Tensor
     class_columns: Tensor | None
-    """The column of every class, if it is not the class itself."""
+    """The column of P of every class, (C,); None if class j has column j."""
 
     def folded(self) -> Layer:
         """Return a plain layer with the same logits."""
@@ -146,11 +149,17 @@ class _Options(NamedTuple):
 
 def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | None, ignore_index: int) -> _Samples:
     weight, bias, radius, scale = _parameters(head)
+    for name, value in (("head", weight), ("x", x), ("target", target)):
+        if is_dtensor(value):
+            advice = "call head(x), the loss inside the forward of a fully_shard unit, or ClassParallelHead.loss"
+            raise TypeError(f"{name} must hold whole tensors, got a DTensor: {advice}")
+    if any(kind.__name__ == "FSDPModule" for kind in type(head).__mro__):  # its gradient would be lost
+        raise TypeError("head must be part of a larger fully_shard unit, got a unit of its own: call head(x)")
     _check(x, target, weight)
     num_classes = len(weight) + (radius is not None)
     check_labels(target, num_classes, ignore_index)
     class_columns: Tensor | None = getattr(head, "class_columns", None)
-    rows = _in_product_precision(x.reshape(-1, x.shape[-1]), weight)
+    rows = _in_product_precision(x.reshape(target.numel(), x.shape[-1]), weight)  # x may have no features
     wide = wide_dtype(rows)
     if scale != 1:
         weight, bias = weight * scale, None if bias is None else bias * scale
@@ -177,24 +186,28 @@ def _by_column(values: Tensor, class_columns: Tensor | None) -> Tensor:
 def _parameters(head: nn.Module) -> tuple[Tensor, Tensor | None, float | None, float]:
     """Return weight, bias, the radius in front of which P stands (or None), and a factor of weight and bias."""
     for kind in (MaxSeparationHead, PlainHead, ScaledHead, ControlHead, nn.Linear):
-        # a subclass with its own forward may compute anything
-        if isinstance(head, kind) and type(head).forward is kind.forward:
+        # a subclass with its own forward or layer may compute anything
+        methods = [(getattr(type(head), name, None), getattr(kind, name, None)) for name in ("forward", "layer")]
+        if isinstance(head, kind) and all(method is inherited for method, inherited in methods):
             if isinstance(head, MaxSeparationHead):
                 return head.weight, head.bias, head.radius, 1.0
             return head.weight, head.bias, None, 1.0 if isinstance(head, nn.Linear) else head.scale
+    name = type(head).__name__
+    if name == "Pointwise":
+        raise TypeError("head must take x channels last, got one for a 1 x 1 convolution: pass its .layer")
     raise TypeError(
-        "head must be a MaxSeparationHead, PlainHead, ScaledHead, ControlHead or nn.Linear without a forward of its "
-        f"own, got {type(head).__name__}"
+        "head must be a MaxSeparationHead, PlainHead, ScaledHead, ControlHead or nn.Linear without a forward or "
+        f"layer of its own, got {name}"
     )
 
 
 def _losses(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tensor:
     """Return the loss of every sample, (B,): 0 where it does not count, NaN where its label is no class."""
-    layer, (weight, sample_weight, _, smoothing, z_loss) = samples.layer, options
+    weight, sample_weight, _, smoothing, z_loss = options
     lse, logit = _logsumexp(samples, algorithm)
     value = lse - logit
     if weight is not None:
-        value = value * _of_target(weight, layer)
+        value = value * _of_target(weight, samples)
     if smoothing:
         mean_weight = 1 if weight is None else weight.mean()
         value = (1 - smoothing) * value + smoothing * (lse * mean_weight - _mean_logit(samples, weight))
@@ -220,28 +233,31 @@ def _summed(samples: _Samples, options: _Options, algorithm: Algorithm) -> Tenso
     factors = Factors(grad_lse, of_class * (smoothing - 1), z_loss * factor if z_loss else None)
     value = weighted_sum_of_losses(samples.folded(), factors, samples.is_counted, algorithm)
     if smoothing:
-        value = value - smoothing * (factor * _mean_logit(samples, weight)).sum()
+        # an ignored sample may be infinite, and 0 * inf is NaN
+        mean_logit = torch.where(samples.is_counted, _mean_logit(samples, weight), 0)
+        value = value - smoothing * (factor * mean_logit).sum()
     # 0 * inf: as in torch, the mean of no sample is NaN and its gradients are zero
     return value if inverse is None else torch.add(value, inverse, alpha=0)
 
 
 def _weights(samples: _Samples, options: _Options) -> tuple[Tensor, Tensor]:
     """Return the sample weights of the counted samples, and these times the class weights, (B,) each."""
-    factor = samples.is_counted.to(wide_dtype(samples.layer.x))
-    if options.sample_weight is not None:
-        factor = factor * options.sample_weight
-    return factor, factor if options.weight is None else factor * _of_target(options.weight, samples.layer)
+    factor = options.sample_weight
+    if factor is None:
+        factor = samples.is_counted.to(wide_dtype(samples.layer.x))
+    return factor, factor if options.weight is None else factor * _of_target(options.weight, samples)
 
 
-def _of_target(weight: Tensor, layer: Layer) -> Tensor:
-    """Return the class weight of every sample, 0 where the label is no class."""
-    index, is_class = index_among(layer.target, 0, len(weight))
-    return torch.where(is_class, weight[index], 0)
+def _of_target(weight: Tensor, samples: _Samples) -> Tensor:
+    """Return the class weight of every sample, 0 where it does not count or its label is no class."""
+    index, is_class = index_among(samples.layer.target, 0, len(weight))
+    return torch.where(samples.is_counted & is_class, weight[index], 0)
 
 
 def _mean_logit(samples: _Samples, weight: Tensor | None) -> Tensor:
     """Return mean_j w_j logit_j of every sample by one product with a vector: the logits are linear in x."""
-    (x, rows, offset, _), radius, num_classes, wide = *samples[:3], wide_dtype(samples.layer.x)
+    (x, rows, offset, _), radius, num_classes = samples.layer, samples.radius, samples.num_classes
+    wide = wide_dtype(x)
     shares = torch.ones(num_classes, device=x.device, dtype=wide) if weight is None else weight
     mean = torch.zeros(len(x), device=x.device, dtype=wide)
     with without_autocast(x.device.type):
@@ -257,7 +273,7 @@ def _logsumexp(samples: _Samples, algorithm: Algorithm) -> tuple[Tensor, Tensor]
     """Return log-sum-exp and target logit of every sample, (B,) each."""
     if algorithm != "logits":
         return layer_logsumexp(samples.folded(), algorithm)
-    (x, weight, offset, target), radius = samples[:2]
+    (x, weight, offset, target), radius = samples.layer, samples.radius
     weight = weight.to(x.dtype)
     logits = F.linear(x, weight) if radius is None else separate_linear(x, weight, None, radius)
     logits = widened(logits) if offset is None else logits + offset
@@ -276,20 +292,22 @@ def _class_weights(samples: _Samples, weight: Tensor | None) -> Tensor | None:
     return _by_column(weight.to(wide_dtype(layer.x)), samples.class_columns)
 
 
-def _sample_weights(x: Tensor, target: Tensor, sample_weight: Tensor | None) -> Tensor | None:
+def _sample_weights(samples: _Samples, target: Tensor, sample_weight: Tensor | None) -> Tensor | None:
+    """Return the weight of every sample, 0 where it does not count."""
     if sample_weight is None:
         return None
     if check_floating(sample_weight, "sample_weight").shape != target.shape:
         raise ValueError(f"sample_weight must be {tuple(target.shape)} as target is, got {tuple(sample_weight.shape)}")
-    return sample_weight.reshape(-1).to(wide_dtype(x))
+    return torch.where(samples.is_counted, sample_weight.reshape(-1).to(wide_dtype(samples.layer.x)), 0)
 
 
 def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
     device = x.device.type
-    if is_autocasting(device) and x.dtype != torch.float64:
+    if is_autocasting(device) and torch.float64 not in (x.dtype, weight.dtype):  # autocast leaves float64 as it is
         return x.to(torch.get_autocast_dtype(device))
     if x.dtype != weight.dtype:
-        raise TypeError(f"x and the head's weight must have one dtype outside autocast, got {x.dtype}, {weight.dtype}")
+        allowed = "one dtype, or at most 32 bits each under autocast"
+        raise TypeError(f"x and the head's weight must have {allowed}, got {x.dtype} and {weight.dtype}")
     return x
 
 

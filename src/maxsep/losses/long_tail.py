@@ -92,6 +92,10 @@ class LogitAdjustedLoss(ClassCountLoss):
         counts = self.class_counts.double()
         self.register_buffer("shift", self.tau * (counts / counts.sum()).log(), persistent=False)
 
+    def extra_repr(self) -> str:
+        """Return tau."""
+        return f"tau={self.tau:g}"
+
     def _losses(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return F.cross_entropy(x + self.shift.to(x), target, reduction="none"), target != IGNORED
 

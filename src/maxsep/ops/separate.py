@@ -7,8 +7,6 @@ On CUDA one Triton kernel does it (`separate_triton`). Elsewhere eager calls run
 one output buffer; traced and transformed calls (torch.compile, torch.export, torch.func) run plain operations.
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from maxsep.checks import check_floating, check_number
-from maxsep.ops.separate_triton import adjoint_triton, has_triton_kernel, separate_triton
-from maxsep.ops.tracing import is_plain_eager
+from maxsep.ops.separate_triton import has_triton_kernel, separate_triton
+from maxsep.ops.tracing import is_dtensor, is_plain_eager
 from maxsep.simplex import coefficients
 
 
@@ -50,19 +48,29 @@ def separate(x: Tensor, radius: float = 1.0) -> Tensor:
 
 def separate_to(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
     """Apply radius * P^T along the last dimension, with sums in `wide_dtype(x)` and the result in `dtype`."""
+    if is_dtensor(x):
+        return _separate_shards(x, radius, dtype)
     if has_triton_kernel(x):
         return separate_triton(x, radius, dtype)
     s, r = scaled_coefficients(_last_size(x) + 1, radius, widened(x))
     return _scan(widened(x), s, r, False).to(dtype)
 
 
-def adjoint(g: Tensor, radius: float) -> Tensor:
-    """Apply radius * P along the last dimension; g (..., C) in float32 or float64, result (..., C-1).
+def _separate_shards(x: Any, radius: float, dtype: torch.dtype) -> Tensor:
+    """Apply P to a DTensor: every class needs all earlier outputs, so a sharded last dimension is gathered first."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    On the plane of zero-sum logits (C-1)/C times it undoes `separate` at radius 1.
-    """
+    kept = [p if isinstance(p, Shard) and p.dim % x.dim() != x.dim() - 1 else Replicate() for p in x.placements]
+    local = separate_to(x.redistribute(placements=kept).to_local(), radius, dtype)
+    shape = torch.Size((*x.shape[:-1], x.shape[-1] + 1))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, x.device_mesh, kept, run_check=False, shape=shape, stride=stride)
+
+
+def adjoint(g: Tensor, radius: float) -> Tensor:
+    """Apply radius * P to g (..., C) in float32 or float64; (C-1)/C times it, at radius 1, undoes `separate`."""
     if has_triton_kernel(g):
-        return adjoint_triton(g, radius, g.dtype)
+        return separate_triton(g, radius, g.dtype, is_adjoint=True)
     s, r = scaled_coefficients(_last_size(g), radius, g)
     return _scan(g, s, r, True)
 
@@ -70,11 +78,12 @@ def adjoint(g: Tensor, radius: float) -> Tensor:
 def separate_linear(x: Tensor, weight: Tensor, bias: Tensor | None, radius: float) -> Tensor:
     """Compute radius * P^T (weight x + bias); x (..., D), weight (C-1, D), result (..., C).
 
-    P is folded into the weight on CUDA, where a product with C rows suits tensor cores better than one with C-1, and
-    where there are more samples than features; else it is applied to the outputs.
+    On CUDA, or with more samples than features, P is folded into the weight, and else applied to the outputs.
     """
+    if x.device != weight.device:  # products of torch do not notice weights on the meta device
+        raise ValueError(f"x must be on the device of the weight, {weight.device}, got {x.device}")
     autocasting = is_autocasting(x.device.type)
-    if has_triton_kernel(weight):
+    if has_triton_kernel(weight) and not is_dtensor(weight):
         dtype = torch.get_autocast_dtype("cuda") if autocasting else weight.dtype
         folded = separate_to(weight.T, radius, dtype).T
         logits = F.linear(x, folded, None if bias is None else separate_to(bias, radius, dtype))
@@ -124,9 +133,10 @@ def scaled_coefficients(num_classes: int, radius: float, like: Tensor) -> tuple[
 
 
 @functools.lru_cache(maxsize=16)
-def _cached_coefficients(num_classes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _cached_coefficients(num_classes: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used in training later
-        return coefficients(num_classes, dtype=dtype, device=device)
+        # from the CPU: the copy waits, so every stream may use them; and Apple's GPUs have no float64
+        return tuple(values.to(device) for values in coefficients(num_classes, dtype=dtype, device="cpu"))
 
 
 def _later(g: Tensor) -> Tensor:
@@ -151,7 +161,13 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, s: Tensor, r: Tensor, is_adjoint: bool) -> Tensor:
         ctx.save_for_backward(s, r)
         ctx.is_adjoint = is_adjoint
-        return _adjoint_in_blocks(x, s, r) if is_adjoint else _separate_in_place(x, s, r)
+        if is_adjoint:
+            return _adjoint_in_blocks(x, s, r)
+        out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
+        out[..., 0] = 0
+        torch.mul(x, -r, out=out[..., 1:]).cumsum_(-1)
+        out[..., :-1].addcmul_(x, s)
+        return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -159,16 +175,7 @@ class _Scan(torch.autograd.Function):
         return _scan(g, s, r, not ctx.is_adjoint), None, None, None
 
 
-def _separate_in_place(x: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
-    out[..., 0] = 0
-    torch.mul(x, -r, out=out[..., 1:]).cumsum_(-1)
-    out[..., :-1].addcmul_(x, s)
-    return out
-
-
-BLOCK = 1 << 17
-"""Numbers per block of rows in the adjoint on a CPU: half a megabyte, about the size of a second-level cache."""
+BLOCK = 1 << 17  # numbers per block of rows on a CPU: half a megabyte, about the size of a second-level cache
 
 
 def _adjoint_in_blocks(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
@@ -184,15 +191,14 @@ def _adjoint_in_blocks(g: Tensor, s: Tensor, r: Tensor) -> Tensor:
 
 
 class _SeparateLinear(torch.autograd.Function):
-    """x (..., D) to logits (..., C): the layer writes its C-1 outputs to where P turns them into logits."""
-
-    # Large CPU allocations are returned to the OS, so a second buffer would cost more than the arithmetic.
+    """x (..., D) to logits (..., C) in one buffer: on a CPU a second large one would cost more than the arithmetic."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Tensor, r: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, s, r)
         rows = x.reshape(-1, x.shape[-1])
-        out = x.new_empty(len(rows), len(weight) + 1)
+        logits = x.new_empty(*x.shape[:-1], len(weight) + 1)  # no view: FSDP2 would forbid operations in place on it
+        out = logits.view(len(rows), len(weight) + 1)
         torch.mm(rows, weight.T, out=out[:, 1:])
         for block in torch.split(out, max(1, BLOCK // out.shape[1])):
             outputs = block[:, 1:] if bias is None else block[:, 1:].add_(bias)
@@ -200,7 +206,7 @@ class _SeparateLinear(torch.autograd.Function):
             outputs.mul_(-r).cumsum_(-1)
             block[:, 0] = 0
             block[:, :-1] += diagonal
-        return out.view(*x.shape[:-1], out.shape[1])
+        return logits
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,21 +1,18 @@
 """Triton operators for `separate` and its adjoint: any shape and strides, 16- and 32-bit, sums in float32.
 
-Each is the other's gradient, so both are differentiable any number of times. Compilers and tracers see one operator,
-`maxsep::separate`; an eager call goes to the same code without the dispatcher, whose host time would exceed the
-kernel's.
+Each is the other's gradient, so both are differentiable any number of times. Compilers and tracers see an operator,
+`maxsep::separate`; eager calls avoid the dispatcher, whose host time would exceed the kernel's.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from maxsep.ops.tracing import is_plain_eager, is_transformed
+from maxsep.ops.launch import launch
+from maxsep.ops.tracing import is_exporting, is_plain_eager, is_transformed
 
 IS_INSTALLED = importlib.util.find_spec("triton") is not None
 MAX_CLASSES = 2**30  # the kernel counts classes in 32 bits
@@ -24,27 +21,12 @@ HALF_OR_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 def has_triton_kernel(x: Tensor) -> bool:
     """Return whether the kernel serves a tensor: 16 or 32 bits on CUDA, not exported."""
-    return (
-        IS_INSTALLED
-        and x.is_cuda
-        and x.dtype in HALF_OR_SINGLE
-        and x.shape[-1] < MAX_CLASSES
-        and not is_transformed()
-        and not torch.compiler.is_exporting()
-    )
+    is_served = IS_INSTALLED and x.is_cuda and x.dtype in HALF_OR_SINGLE and x.shape[-1] < MAX_CLASSES
+    return is_served and not is_transformed() and not is_exporting()
 
 
-def separate_triton(x: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
-    """Apply radius * P^T along the last dimension of x (..., C-1), with the result (..., C) in `dtype`."""
-    return _apply(x, radius, dtype, False)
-
-
-def adjoint_triton(g: Tensor, radius: float, dtype: torch.dtype) -> Tensor:
-    """Apply radius * P along the last dimension of g (..., C), with the result (..., C-1) in `dtype`."""
-    return _apply(g, radius, dtype, True)
-
-
-def _apply(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool) -> Tensor:
+def separate_triton(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool = False) -> Tensor:
+    """Apply radius * P^T to x (..., C-1), or radius * P to x (..., C) if `is_adjoint`; the result is in `dtype`."""
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = _SeparateTriton.apply(x, radius, dtype, is_adjoint)  # type: ignore[no-untyped-call]
         return result
@@ -66,7 +48,7 @@ class _SeparateTriton(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _apply(g, ctx.radius, ctx.dtype, not ctx.is_adjoint), None, None, None
+        return separate_triton(g, ctx.radius, ctx.dtype, not ctx.is_adjoint), None, None, None
 
 
 def _launch(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool) -> Tensor:
@@ -85,13 +67,12 @@ def _launch(x: Tensor, radius: float, dtype: torch.dtype, is_adjoint: bool) -> T
     grid = (row_programs, splits)
     numbers = (len(matrix), k, scale, *matrix.stride(), *target.stride(), span, splits)
     constants = {"ADJOINT": is_adjoint, "ROWS": tile.ROWS, "BLOCK": tile.BLOCK, "num_warps": tile.num_warps}
-    with on_device_of(x):
-        carries = matrix
-        if splits > 1:
-            carries = matrix.new_empty(len(matrix), splits + 1, dtype=torch.float32)
-            partial_sums[grid](matrix, carries, *numbers, **constants)
-            carries = carries.cumsum(1)
-        separate_rows[grid](matrix, target, carries, *numbers, STAGES=tile.STAGES, **constants)
+    carries = matrix
+    if splits > 1:
+        carries = matrix.new_empty(len(matrix), splits + 1, dtype=torch.float32)
+        launch(partial_sums, grid, x.device, matrix, carries, *numbers, **constants)
+        carries = carries.cumsum(1)
+    launch(separate_rows, grid, x.device, matrix, target, carries, *numbers, STAGES=tile.STAGES, **constants)
     return out
 
 
@@ -114,8 +95,7 @@ class Tile(NamedTuple):
     BLOCK: int
     num_warps: int
     STAGES: int
-    programs: int
-    """Programs that fill a GPU; with less than half as many rows, several programs share a row."""
+    programs: int  # that fill a GPU; with less than half as many rows, several programs share a row
 
 
 def choose_tile(rows: int, num_classes: int, itemsize: int, transposed: bool) -> Tile:
@@ -134,10 +114,3 @@ def split_classes(row_programs: int, num_classes: int, tile: Tile) -> tuple[int,
         splits = min(-(-tile.programs // row_programs), -(-num_classes // (4 * tile.BLOCK)))
     span = -(-num_classes // splits // tile.BLOCK) * tile.BLOCK
     return -(-num_classes // span), span
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Make the device of a tensor the one on which kernels are launched."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)

@@ -1,9 +1,11 @@
 """Who observes a call: a compiler, a tracer, a transform of torch.func, a dispatch mode, a tensor subclass."""
 
-from __future__ import annotations
+import sys
 
 import torch
 from torch import Tensor
+
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # torch 2.6 cannot tell them apart
 
 
 def is_traced() -> bool:
@@ -33,3 +35,9 @@ def is_plain_eager(*tensors: Tensor) -> bool:
     if is_traced() or is_transformed() or torch._C._len_torch_dispatch_stack():
         return False
     return all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Return whether a tensor is sharded or replicated over ranks; imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from maxsep.heads import Head, MaxSeparation
 from maxsep.heads.base import linear_from
 from maxsep.surgery.locate import unwrap
+from maxsep.surgery.pointwise import Pointwise
+from maxsep.surgery.pretrained import undo_fold_on_save
 
 LARGEST_MATRIX = 10_000  # classes of a dense layer, which has 400 MB in float32
 
@@ -23,7 +25,8 @@ def fold(model_or_head: nn.Module) -> nn.Module:
     A head becomes the equivalent nn.Linear (after a normalisation, if it compares directions), with rows in the order
     of the classes. nn.Linear followed by MaxSeparation in an nn.Sequential becomes one nn.Linear and an nn.Identity,
     which keeps the numbering. Any other MaxSeparation becomes a frozen nn.Linear with the dense matrix, up to 10,000
-    classes. Device, dtype, train mode and requires_grad are kept. DDP and torch.compile wrappers are removed.
+    classes. A head in the place of a 1 x 1 convolution becomes an nn.Conv2d. Device, dtype, train mode and
+    requires_grad are kept. DDP, torch.compile, AveragedModel and timm's EMA wrappers are removed.
 
     Pitfall: continue training with the original. The folded layer has the gradients of a plain classifier. Hooks on a
     head stay with the head.
@@ -46,6 +49,8 @@ def fold(model_or_head: nn.Module) -> nn.Module:
         root = nn.ModuleList([copy.deepcopy(model)])  # a parent for a bare head
         _merge_linear_and_matrix(root)
         _fold_children(root, _first_tensor(root), {})
+    for module in root.modules():
+        undo_fold_on_save(module)
     return root[0]
 
 
@@ -65,6 +70,9 @@ def _fold_children(parent: nn.Module, like: Tensor, folded: dict[nn.Module, nn.M
             parent.set_submodule(name, folded[child])
         elif child is not None:
             _fold_children(child, like, folded)
+            if isinstance(child, Pointwise):
+                folded[child] = folded.get(child) or child.convolution()
+                parent.set_submodule(name, folded[child])
 
 
 def _fold_head(head: Head, like: Tensor) -> nn.Module:

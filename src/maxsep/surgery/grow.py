@@ -38,7 +38,8 @@ def grow(model_or_head: nn.Module, new_classes: int, *, optimiser: torch.optim.O
         optimiser: SGD, Adam or AdamW that trains it. It gets the new parameters and keeps its state: momentum is mapped
             like the weight; Adam's second moments are kept and start at their mean over classes in new rows.
 
-    Pitfall: without `optimiser=`, an existing optimiser continues to train the old parameters; build a new one.
+    Pitfall: without `optimiser=`, an existing optimiser continues to train the old parameters; build a new one. Grow an
+    averaged copy of the model too.
 
     >>> head, x = MaxSeparationHead(8, 3), torch.randn(2, 8)
     >>> grown = grow(head, 2)
@@ -155,12 +156,11 @@ def _check_optimiser(optimiser: torch.optim.Optimizer, heads: list[Growable]) ->
         parameters = list(head.parameters())
         if parameters and not any(id(parameter) in trained for parameter in parameters):
             raise ValueError(f"optimiser must train the head, got one without a parameter of {head}")
-        # L-BFGS keeps the state of all parameters under the first one
-        is_lbfgs = isinstance(optimiser, torch.optim.LBFGS)
-        has_state = bool(optimiser.state) if is_lbfgs else any(map(optimiser.state.get, parameters))
-        if has_state and not isinstance(optimiser, torch.optim.SGD | torch.optim.Adam):
-            kind = type(optimiser).__name__
-            raise TypeError(f"optimiser must be SGD, Adam or AdamW once it has state, got {kind}: build a new one")
+    # a wrapper such as timm's Lookahead has the state of its base optimiser in the state dict alone
+    is_known = isinstance(optimiser, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW)
+    if not is_known and (optimiser.state or optimiser.state_dict().get("state", True)):
+        kind = type(optimiser).__name__
+        raise TypeError(f"optimiser must be SGD, Adam or AdamW once it has state, got {kind}: build a new one")
 
 
 def _carry_state(optimiser: torch.optim.Optimizer, head: Growable, new: Growable) -> None:

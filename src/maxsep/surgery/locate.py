@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from maxsep.heads import Head
+from maxsep.surgery.pointwise import is_pointwise, sizes
 
-Classifiers = list[tuple[str, nn.Linear]]
+Classifiers = list[tuple[str, nn.Linear | nn.Conv2d]]
 """Paths and layers; the main classifier comes first."""
 
 NAMES = re.compile(r"(classifier|fc|heads?|score|linear|last_linear|logits_proj|classification_head|cls_classifier)$")
@@ -19,19 +20,24 @@ NAMES = re.compile(r"(classifier|fc|heads?|score|linear|last_linear|logits_proj|
 AUXILIARY = re.compile(r"aux|head_dist$|dist_head$|.*distill", re.IGNORECASE)
 """Path components of additional heads: those of GoogLeNet, Inception and VOLO, and distillation heads."""
 
+POOLS = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+AVERAGES = ("AveragedModel", "ModelEmaV2", "ModelEmaV3")
+"""Classes of torch and timm that hold the running average of a model as `module`."""
+
 
 def locate(model: nn.Module, classifier: str | None = None) -> Classifiers:
     """Return the classifier of a model, followed by its auxiliary and distillation heads of the same width.
 
     timm models name it (`get_classifier`). transformers models keep it outside their base model. In other models it is
     the last layer of an nn.Sequential, the last child if it has a usual name (`fc`, `classifier`, `head`, ...), or the
-    only linear layer. If several layers are possible, the error lists them. With the path `classifier`, auxiliary heads
-    are left alone. The path of a bare nn.Linear is "".
+    only linear layer. A 1 x 1 convolution counts too in timm models; in others next to a pooling layer, if it ends an
+    nn.Sequential or is the last child with a usual name. If several layers are possible, the error lists them. With the
+    path `classifier`, auxiliary heads are left alone. The path of a bare nn.Linear is "".
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     refuse_wrapped(model)
-    layers = _search(model) if classifier is None else _at_path(model, classifier)
+    layers = _search(model) if classifier is None else [_at_path(model, classifier)]
     for path, layer in layers:
         _check_replaceable(model, path, layer)
     return layers
@@ -49,8 +55,8 @@ def find_heads(model: nn.Module) -> list[tuple[str, Head]]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DDP, DataParallel and torch.compile wrappers."""
-    while (inner := _wrapped(model)) is not None:
+    """Return the module inside averages (AveragedModel, timm's), DDP, DataParallel and torch.compile wrappers."""
+    while (inner := model._modules["module"] if _is_average(model) else _wrapped(model)) is not None:
         model = inner
     return model
 
@@ -58,7 +64,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 def refuse_wrapped(model: nn.Module) -> None:
     """Raise if the model is wrapped: wrappers keep references to the old parameters and code."""
     if _wrapped(model) is not None:
-        raise ValueError(f"model must not be wrapped, got {type(model).__name__}: change its inside and wrap it anew")
+        kind = type(model).__name__
+        raise ValueError(f"model must not be wrapped, got {kind}: pass the model inside of it, and wrap it again after")
 
 
 def refuse_shared(model: nn.Module, heads: Sequence[Head]) -> None:
@@ -68,7 +75,7 @@ def refuse_shared(model: nn.Module, heads: Sequence[Head]) -> None:
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if id(parameter) in parameters and module not in inside:
-                raise ValueError(f"a head shares a parameter with {join(path, name)!r}, which would be untied")
+                raise ValueError(f"a head shares a parameter with {join(path, name)!r}: give the head a copy first")
 
 
 def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -83,6 +90,10 @@ def join(*names: str) -> str:
     return ".".join(name for name in names if name)
 
 
+def _is_average(model: nn.Module) -> bool:
+    return any(kind.__name__ in AVERAGES for kind in type(model).__mro__)
+
+
 def _wrapped(model: nn.Module) -> nn.Module | None:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         module: nn.Module = model.module
@@ -90,30 +101,51 @@ def _wrapped(model: nn.Module) -> nn.Module | None:
     return model._modules.get("_orig_mod") if type(model).__name__ == "OptimizedModule" else None  # torch.compile
 
 
-def _at_path(model: nn.Module, path: str) -> Classifiers:
+def _at_path(model: nn.Module, path: str) -> tuple[str, nn.Linear | nn.Conv2d]:
     try:
         layer = model.get_submodule(path)
     except AttributeError:
-        raise ValueError(f"classifier={path!r} is not a path of this model; {_list(_linears(model))}") from None
+        raise ValueError(f"classifier={path!r} is not a path of this model; {_list(_candidates(model))}") from None
     if isinstance(layer, Head):
         raise ValueError(_already([(path, layer)]))
-    if not isinstance(layer, nn.Linear):
-        layers = _list(_linears(layer, path))
-        raise ValueError(f"classifier={path!r} must be an nn.Linear, got {type(layer).__name__}; {layers}")
-    return [(path, layer)]
+    if not (isinstance(layer, nn.Linear) or is_pointwise(layer)):
+        kind, layers = type(layer).__name__, _list(_candidates(layer, path))
+        raise ValueError(f"classifier={path!r} must be an nn.Linear or a 1 x 1 Conv2d, got {kind}; {layers}")
+    return path, layer
 
 
 def _search(model: nn.Module) -> Classifiers:
     if heads := find_heads(model):
         raise ValueError(_already(heads))
-    if callable(getattr(model, "get_classifier", None)) and callable(getattr(model, "reset_classifier", None)):
-        main = _timm(model)
-    elif hasattr(model, "base_model_prefix") and hasattr(getattr(model, "config", None), "id2label"):
-        main = _transformers(model)
+    prefix, inner = _innermost(model)
+    if callable(getattr(inner, "get_classifier", None)) and callable(getattr(inner, "reset_classifier", None)):
+        layers = _timm(inner)
+    elif hasattr(inner, "base_model_prefix") and hasattr(getattr(inner, "config", None), "id2label"):
+        layers = _transformers(inner)
     else:
-        main = _by_name(model)
-    paths, width = {path for path, _ in main}, main[0][1].out_features
-    return main + [(path, x) for path, x in _auxiliary(model) if path not in paths and x.out_features == width]
+        layers = _by_name(inner)
+        for path, layer in layers:
+            _check_pooled(inner, path, layer)
+    main = [(join(prefix, path), layer) for path, layer in layers]
+    paths, width = {path for path, _ in main}, sizes(main[0][1])[1]
+    return main + [(path, x) for path, x in _auxiliary(model) if path not in paths and sizes(x)[1] == width]
+
+
+def _innermost(model: nn.Module, path: str = "") -> tuple[str, nn.Module]:
+    """Return path and module of the network in a LightningModule or an average; of others "" and the model."""
+    refuse_wrapped(model)
+    children = [(name, child) for name, child in model.named_children() if next(child.parameters(), None) is not None]
+    is_lightning = any(kind.__name__ == "LightningModule" for kind in type(model).__mro__)
+    if len(children) == 1 and (is_lightning or _is_average(model)):
+        return _innermost(children[0][1], join(path, children[0][0]))
+    return path, model
+
+
+def _check_pooled(model: nn.Module, path: str, layer: nn.Module) -> None:
+    siblings = model.get_submodule(path.rpartition(".")[0]).children()
+    if not isinstance(layer, nn.Linear) and not any(isinstance(one, POOLS) for one in siblings):
+        advice = f"pass classifier={path!r} if it gives the logits of classes"
+        raise ValueError(f"the convolution at {path!r} has no average pooling next to it: {advice}")
 
 
 def _timm(model: nn.Module, prefix: str = "") -> Classifiers:
@@ -123,7 +155,7 @@ def _timm(model: nn.Module, prefix: str = "") -> Classifiers:
     layers = [pair for part in parts for pair in _last_layers(part, join(prefix, paths[id(part)]))]
     if not layers:
         kind = type(parts[0]).__name__
-        raise ValueError(f"get_classifier() must return a linear layer, got {kind}: call reset_classifier first")
+        raise ValueError(f"get_classifier() must return a linear layer, got {kind}: call reset_classifier(C) first")
     return layers
 
 
@@ -161,12 +193,13 @@ def _by_name(module: nn.Module, path: str = "") -> Classifiers:
         name, child = named[0]
         if layers := _last_layers(child, join(path, name)):
             return layers
-    return _single(module, _linears(module, path))
+    return _single(module, _linears(module, path), path)
 
 
-def _single(module: nn.Module, layers: Classifiers) -> Classifiers:
+def _single(module: nn.Module, layers: Classifiers, path: str = "") -> Classifiers:
     if len(layers) != 1:
-        raise ValueError(f"no single classifier in {type(module).__name__}; {_list(layers)}")
+        listed = _list(layers or _candidates(module, path))
+        raise ValueError(f"no single classifier in {type(module).__name__}; {listed}")
     return layers
 
 
@@ -183,12 +216,15 @@ def _last_layers(module: nn.Module, path: str) -> Classifiers:
     if not owners:
         return []
     last_path, last = owners[-1]
+    if is_pointwise(last) or isinstance(last, nn.Linear):
+        return [(last_path, last)]
     if _is_conv(last):
-        raise ValueError(f"the classifier at {last_path!r} must be an nn.Linear, got the convolution {last}")
-    return [(last_path, last)] if isinstance(last, nn.Linear) else []
+        advice = "end the model with pooling and an nn.Linear"
+        raise ValueError(f"the classifier at {last_path!r} must be an nn.Linear or 1 x 1, got {last}: {advice}")
+    return []
 
 
-def _auxiliary(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def _auxiliary(model: nn.Module) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
     for path, module in model.named_modules():
         parent, _, name = path.rpartition(".")
         if AUXILIARY.match(name) and not _is_auxiliary(parent):
@@ -209,34 +245,56 @@ def _linears(module: nn.Module, prefix: str = "") -> Classifiers:
     ]
 
 
-def _check_replaceable(model: nn.Module, path: str, layer: nn.Linear) -> None:
+def _candidates(module: nn.Module, prefix: str = "") -> Classifiers:
+    """Return the linear layers of a module, or its 1 x 1 convolutions if it has none."""
+    if linears := _linears(module, prefix):
+        return linears
+    return [(join(prefix, path), part) for path, part in module.named_modules() if is_pointwise(part)]
+
+
+def _check_replaceable(model: nn.Module, path: str, layer: nn.Linear | nn.Conv2d) -> None:
     """Raise if a layer shares, computes or packs its weight, or does not compute class logits."""
     where = f"the classifier at {path!r}"
     if isinstance(layer, nn.LazyLinear):
         raise ValueError(f"{where} is a lazy layer without a size: run one batch through the model first")
     if parametrize.is_parametrized(layer) or not isinstance(layer.weight, nn.Parameter):
         raise ValueError(f"{where} computes its weight (weight norm, pruning): remove the parametrization first")
-    if layer.weight.shape != (layer.out_features, layer.in_features) or not layer.weight.is_floating_point():
-        raise ValueError(f"{where} has a packed or quantised weight of {layer.weight.dtype}, expected floating point")
-    if layer.out_features == 1:
-        raise ValueError(f"{where} must have at least 2 outputs, got 1: a regression or a binary score")
+    if layer.weight.shape[:2] != sizes(layer)[::-1] or not layer.weight.is_floating_point():
+        raise ValueError(f"{where} has a packed or quantised weight of {layer.weight.dtype}: attach before quantising")
+    if sizes(layer)[1] == 1:
+        advice = "give it one output per class first, or leave a regression as it is"
+        raise ValueError(f"{where} must have at least 2 outputs, got 1: {advice}")
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (parameter is layer.weight or parameter is layer.bias) and name.rpartition(".")[0] != path:
-            raise ValueError(f"{where} shares its parameters with {name!r}; a head would untie them")
-    if _sigmoid_follows(model, path):
+            raise ValueError(f"{where} shares its parameters with {name!r}: give it a copy of them first")
+    if any(isinstance(module, nn.Sigmoid) for module in _behind(model, path)):
         # a sigmoid per label depends on a common shift of the logits, which maximum separation removes
-        raise ValueError(f"{where} must give softmax logits, but a Sigmoid follows it")
+        advice = "remove it if every sample has one class, else leave the model as it is"
+        raise ValueError(f"{where} must give softmax logits, but a Sigmoid follows it: {advice}")
 
 
-def _sigmoid_follows(model: nn.Module, path: str) -> bool:
-    """Return whether a Sigmoid is registered after the layer, or after a part that ends with it."""
+def activation_behind(model: nn.Module, path: str) -> str | None:
+    """Return the name of an activation behind a layer that depends on the mean of its outputs over classes."""
+    return next((type(module).__name__ for module in _behind(model, path) if _sees_mean_logit(module)), None)
+
+
+def _sees_mean_logit(module: nn.Module) -> bool:
+    """Return whether a module is an activation of torch, other than a softmax along the classes."""
+    if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Softmin):
+        return module.dim not in (None, -1, 1)
+    is_activation = any(kind.__module__ == nn.ReLU.__module__ for kind in type(module).__mro__)
+    return is_activation and not isinstance(module, nn.Softmax2d)
+
+
+def _behind(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the modules that are registered after a layer, or after the part that ends with it."""
     while path:
         path, _, name = path.rpartition(".")
         children = list(model.get_submodule(path).named_children())
         later = children[[child for child, _ in children].index(name) + 1 :]
         if later:  # the layer is not the last one of this part, so the layers after it decide
-            return any(isinstance(child, nn.Sigmoid) for _, child in later)
-    return False
+            return [child for _, child in later]
+    return []
 
 
 def _is_conv(module: nn.Module) -> bool:
@@ -249,5 +307,8 @@ def _already(heads: list[tuple[str, Head]]) -> str:
 
 
 def _list(layers: Classifiers) -> str:
-    listed = ", ".join(f"{path!r} ({layer.in_features} -> {layer.out_features})" for path, layer in layers[-10:])
-    return f"pass classifier='path.to.layer'; last linear layers: {listed or 'none'}"
+    listed = ", ".join(f"{path!r} ({sizes(layer)[0]} -> {sizes(layer)[1]})" for path, layer in layers[-10:])
+    if not listed:
+        return "linear layers and 1 x 1 convolutions: none; end the model with an nn.Linear or a MaxSeparationHead"
+    kind = "linear layers" if isinstance(layers[-1][1], nn.Linear) else "1 x 1 convolutions"
+    return f"pass classifier='path.to.layer'; last {kind}: {listed}"

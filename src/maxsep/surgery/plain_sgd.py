@@ -10,7 +10,7 @@ from torch import nn
 
 from maxsep.heads import MaxSeparationHead
 from maxsep.surgery.fold import fold, full_precision
-from maxsep.surgery.locate import find_heads, refuse_shared, refuse_wrapped, replace_everywhere
+from maxsep.surgery.locate import activation_behind, find_heads, refuse_shared, refuse_wrapped, replace_everywhere
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # keys of a param group; the last two are OneCycleLR's
 PROPORTIONAL = (
@@ -35,6 +35,7 @@ def to_plain_sgd(model: nn.Module, optimiser: torch.optim.SGD, *schedulers: Any)
         model: A network with one or more MaxSeparationHead, such as `attach` returns; wrap it in DDP again afterwards.
         optimiser: The torch.optim.SGD that trains it: momentum, Nesterov and coupled decay, but not `maximize`.
         schedulers: All learning rate schedulers of the optimiser. Their rates must be proportional to the base rate.
+            Those of other libraries, such as timm's, are not taken: convert first, then build them.
 
     Pitfall: gradient clipping in the training loop cannot be seen here and must not be used afterwards: the gradients
     of the two layers have different norms. The same holds for SAM.
@@ -48,16 +49,19 @@ def to_plain_sgd(model: nn.Module, optimiser: torch.optim.SGD, *schedulers: Any)
     """
     refuse_wrapped(model)
     # not of a subclass, whose plain form may have another factor than k
-    heads = [head for _, head in find_heads(model) if type(head) is MaxSeparationHead]
+    heads = [(path, head) for path, head in find_heads(model) if type(head) is MaxSeparationHead]
     if not heads or len(heads) < len(find_heads(model)):
         kinds = [type(head).__name__ for _, head in find_heads(model)]
         raise TypeError(f"model must have a MaxSeparationHead and no other head, got {kinds}")
     parts = list(chain.from_iterable(getattr(scheduler, "_schedulers", [scheduler]) for scheduler in schedulers))
     _check_optimiser(optimiser, parts)
-    for head in heads:
+    for path, head in heads:
+        if kind := activation_behind(model, path):
+            advice = "define it before the head if it is applied before, else leave the model as it is"
+            raise ValueError(f"{kind}, which depends on the mean logit, follows the head at {path!r}: {advice}")
         refuse_shared(model, [head])
         _check_head(optimiser, head)
-    layers = {head: fold(head) for head in heads}
+    layers = {head: fold(head) for _, head in heads}
     for head, layer in layers.items():
         k = head.radius**2 * head.num_classes / (head.num_classes - 1)
         _move_groups(optimiser, {*parts, *schedulers}, set(head.parameters()), k)
@@ -72,12 +76,16 @@ def _check_optimiser(optimiser: torch.optim.SGD, schedulers: list[Any]) -> None:
         raise TypeError(f"optimiser must be torch.optim.SGD, got {type(optimiser).__name__}")
     if any(group["maximize"] for group in optimiser.param_groups):
         raise ValueError("optimiser must minimise, got maximize=True")
+    if optimiser._optimizer_step_pre_hooks or optimiser._optimizer_step_post_hooks:
+        raise ValueError("optimiser must have no step hooks, got some: they would see other gradients")
     if not schedulers and any("initial_lr" in group for group in optimiser.param_groups):
         raise ValueError("schedulers must hold all schedulers of the optimiser, got none although it has one")
     for scheduler in schedulers:
         kind, eta_min = type(scheduler).__name__, getattr(scheduler, "eta_min", None) or 0
-        if kind not in PROPORTIONAL.split(", ") or eta_min:
-            raise ValueError(f"schedulers must be among {PROPORTIONAL} with eta_min=0, got {kind} with {eta_min=}")
+        if kind not in PROPORTIONAL.split(", "):
+            raise ValueError(f"schedulers must be torch's {PROPORTIONAL}, got {kind}: build it after the conversion")
+        if eta_min:
+            raise ValueError(f"schedulers must have eta_min=0, got {kind} with {eta_min=}")
         if scheduler.optimizer is not optimiser:
             raise ValueError(f"schedulers must be of the optimiser, got {kind} of another one")
 

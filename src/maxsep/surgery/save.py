@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from maxsep.checks import check_number
 from maxsep.files import parse_file, read_json, verify_folder, write_folder
 from maxsep.heads import Head, MaxSeparation
-from maxsep.heads.maxsep import describe_order
+from maxsep.heads.maxsep import describe_order, equal_orders
 from maxsep.packages import load_package
 from maxsep.surgery.locate import find_heads, unwrap
 
@@ -51,8 +52,9 @@ def save(
     involved: loading runs no code. Tied weights are stored once.
 
     Args:
-        model: The network, with heads or folded; DDP and torch.compile wrappers are removed.
-        folder: Where to write; it may hold an earlier save, but nothing else.
+        model: The network, with heads or folded; wrappers are removed as by `fold`.
+        folder: Where to write; it may hold an earlier save, but nothing else. What the earlier one had and this call
+            does not pass, such as labels, is gone, with a warning.
         labels: One name per class, in the order of the logits.
         preprocessing: Anything JSON can hold: sizes, means, the name of a tokenizer.
         threshold: Detection score below which an input counts as unknown.
@@ -85,6 +87,7 @@ def save(
         "torch_version": torch.__version__,
     }
     text = _to_json(description)
+    _warn_of_loss(Path(folder) / DESCRIPTION, description)
 
     def write(temporary: Path) -> None:
         safetensors.save_model(inner, str(temporary / WEIGHTS))
@@ -94,6 +97,17 @@ def save(
 
     write_folder(Path(folder), write)
     return Path(folder)
+
+
+def _warn_of_loss(path: Path, description: dict[str, Any]) -> None:
+    """Warn if an earlier save has labels, preprocessing, a threshold or extra data, and its replacement none."""
+    try:
+        earlier = read_json(path)
+    except (OSError, ValueError):
+        return
+    names = ("labels", "preprocessing", "threshold", "extra")
+    if lost := [name for name in names if earlier.get(name) is not None and description[name] is None]:
+        warnings.warn(f"{path.parent} is replaced without its {', '.join(lost)}.", stacklevel=3)
 
 
 def _to_json(description: dict[str, Any]) -> str:
@@ -156,11 +170,18 @@ def _describe_heads(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _check_heads(saved: dict[str, dict[str, Any]], current: dict[str, dict[str, Any]]) -> None:
-    for path in sorted(saved.keys() | current.keys()):
-        was, now = saved.get(path, {"kind": "no head"}), current.get(path, {"kind": "no head"})
-        for name in (*was, *now):
-            if was.get(name) != now.get(name):
-                raise ValueError(f"the head at {path!r} must have {name} {was.get(name)}, got {now.get(name)}")
+    kinds, own_kinds = ({path: head["kind"] for path, head in heads.items()} for heads in (saved, current))
+    if kinds != own_kinds:
+        raise ValueError(f"the saved model has {_list(kinds)}, this one has {_list(own_kinds)}")
+    for path, head in saved.items():
+        for name in (*head, *current[path]):
+            was, now = head.get(name), current[path].get(name)
+            if was != now:
+                raise ValueError(f"the head at {path!r} must have {name} {was}, got {now}")
+
+
+def _list(kinds: dict[str, str]) -> str:
+    return ", ".join(f"{kind} at {path!r}" for path, kind in kinds.items()) or "no head"
 
 
 def _restore_tied(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -181,13 +202,14 @@ def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> Non
             raise ValueError(f"{name!r} of this model is missing in the saved one")
     first: dict[tuple[int, torch.Size], Tensor] = {}
     for name, tensor in state.items():
+        is_order = name.split(".")[-1] == "class_order"
+        if is_order and not equal_orders(tensor, expected.get(name)):
+            order = describe_order(tensor.tolist())
+            raise ValueError(f"this model has not the saved one's {name!r}: attach with class_order={order}")
         if name not in expected:
             raise ValueError(f"{name!r} of the saved model is not in this one")
         if tensor.shape != expected[name].shape:
             raise ValueError(f"{name!r} must have shape {tuple(tensor.shape)}, got {tuple(expected[name].shape)}")
-        if name.split(".")[-1] == "class_order" and not torch.equal(tensor, expected[name].cpu()):
-            orders = f"is {describe_order(tensor)}, this model's is {describe_order(expected[name])}"
-            raise ValueError(f"{name!r} of the saved model {orders}")
         if not torch.equal(first.setdefault((_memory(expected[name]), tensor.shape), tensor), tensor):
             raise ValueError(f"{name!r} shares memory with another tensor of this model, but not in the saved one")
 

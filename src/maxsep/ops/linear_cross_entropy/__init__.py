@@ -4,11 +4,8 @@ r"""Log-sum-exp and target logit of a linear layer, differentiable, without the 
 
 Two algorithms: `over_classes` computes the logits twice and suits few features; `over_samples` suits wide features.
 `choose_algorithm` decides between them and all logits in memory. Everything else of a loss (class weights, smoothing,
-reductions) is ordinary code on these two vectors, in `maxsep.losses.fused`. Compilers see the three operators at the
-end of this file; an eager call goes to the same code without the dispatcher. There are first derivatives only.
+reductions) is ordinary code on these two vectors, in `maxsep.losses.fused`. There are first derivatives only.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -17,27 +14,21 @@ import torch
 from torch import Tensor
 
 from maxsep.ops.linear_cross_entropy import over_classes, over_samples
-from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer
+from maxsep.ops.linear_cross_entropy.over_samples import Factors, Layer, empty_gradients
 from maxsep.ops.separate import wide_dtype, without_autocast
-from maxsep.ops.tracing import is_plain_eager, is_traced, is_transformed, refuse_second_derivatives
+from maxsep.ops.tracing import is_exporting, is_plain_eager, is_transformed, refuse_second_derivatives
 
 Algorithm = Literal["classes", "samples", "logits"]
 Impl = Algorithm | Literal["auto"]
-MAX_FEATURES_OVER_CLASSES = 512
-"""Up to this width the fused kernels hold a block of samples on the multiprocessor."""
-FEW_LOGITS = 64 << 20
-"""Bytes of logits up to which a CPU holds them, and a GPU writes them rather than computing them twice."""
-MIN_CHUNK_ROWS = 32
-"""Samples of a chunk below which products on a CPU would be slow."""
+MAX_FEATURES_OVER_CLASSES = 512  # the fused kernels hold a block of samples of this width on the multiprocessor
+FEW_LOGITS = 64 << 20  # bytes of logits that a CPU holds, and that a GPU writes rather than computing them twice
+MIN_CHUNK_ROWS = 32  # samples of a chunk below which products on a CPU would be slow
 
 
 def choose_algorithm(x: Tensor, weight: Tensor, impl: Impl = "auto") -> Algorithm:
-    """Return how the loss of features x (B, D) and a weight (C, D) is computed.
-
-    `impl` is what the user asked for; `auto` takes the fastest way that meets the memory limits.
-    """
+    """Return how to compute the loss of x (B, D) and weight (C, D): for `auto` the fastest within the memory limits."""
     (batch, features), outputs, itemsize = x.shape, len(weight), x.element_size()
-    if is_transformed() or torch.compiler.is_exporting() or not batch:
+    if is_transformed() or is_exporting() or not x.numel():
         return "logits"  # the operators have no transforms, and no form that an exported graph can hold
     if impl != "auto":
         return impl
@@ -63,15 +54,14 @@ def layer_logsumexp(layer: Layer, algorithm: Algorithm) -> tuple[Tensor, Tensor]
 def weighted_sum_of_losses(layer: Layer, factors: Factors, counts: Tensor, algorithm: Algorithm) -> Tensor:
     """Return sum_i grad_lse_i lse_i + grad_target_i target_logit_i + z_loss_i lse_i^2 over the samples that count.
 
-    The factors are constants, zero for samples that do not count. So `over_samples` makes the gradients in the forward
-    pass, and the backward pass only scales them.
+    The factors are constants, zero for samples that do not count, so `over_samples` knows the gradients beforehand.
     """
     layer = _in_one_precision(layer, algorithm)
     needs = [t is not None and t.requires_grad for t in (layer.x, layer.weight, layer.offset)]
     if torch.is_grad_enabled() and any(needs):
         result: Tensor = _WeightedSum.apply(*layer, *factors, counts, algorithm, needs)  # type: ignore[no-untyped-call]
         return result
-    lse, target_logit = _run(_logsumexp, *layer, algorithm)
+    lse, target_logit = _logsumexp(*layer, algorithm)
     return _weighted_sum(lse, target_logit, factors, counts)
 
 
@@ -91,18 +81,21 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        x, weight, offset, target, ctx.algorithm = arguments
-        lse, target_logit = _run(_logsumexp, *arguments)
-        ctx.save_for_backward(x, weight, offset, target, lse)
+        *layer, ctx.algorithm = arguments
+        lse, target_logit = _logsumexp(*arguments)
+        ctx.save_for_backward(*layer, lse)
         return lse, target_logit
 
     @staticmethod
     def backward(ctx: Any, grad_lse: Tensor, grad_target: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("impl='logits'")
-        *tensors, lse = ctx.saved_tensors
+        *layer, lse = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[:3])
-        gradients = _run(_logsumexp_backward, *tensors, ctx.algorithm, lse, grad_lse, grad_target, needs)
-        return *_needed(gradients, needs), None, None
+        if ctx.algorithm == "classes":
+            dx, dw, columns = _classes_backward(*layer, lse, grad_lse, grad_target, needs)
+        else:
+            _, _, dx, dw, columns, _ = _loss_and_gradients(*layer, grad_lse, grad_target, None, False, needs)
+        return *_needed((dx, dw.to(layer[1].dtype), columns), needs), None, None
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -113,13 +106,14 @@ class _WeightedSum(torch.autograd.Function):
         layer, factors, (counts, ctx.algorithm, ctx.needs) = arguments[:4], Factors(*arguments[4:7]), arguments[7:]
         x, weight, *_ = layer
         if ctx.algorithm == "samples":
-            ctx.dtypes = x.dtype, weight.dtype, wide_dtype(x)
-            underflow_scale = _underflow_scale(x, factors)
+            ctx.weight_dtype, underflow_scale = weight.dtype, _underflow_scale(x, factors)
             scaled = factors if underflow_scale is None else [f if f is None else f * underflow_scale for f in factors]
-            lse, target_logit, *gradients = _run(_loss_and_gradients, *layer, *scaled, ctx.needs)
-            ctx.save_for_backward(underflow_scale, *gradients)
+            keeps_g = ctx.needs[1] and is_plain_eager(x) and over_samples.is_single_chunk(x, weight)
+            needs = [ctx.needs[0], ctx.needs[1] and not keeps_g, ctx.needs[2]]
+            lse, target_logit, *gradients, g = _loss_and_gradients(*layer, *scaled, keeps_g, needs)
+            ctx.save_for_backward(underflow_scale, *gradients, *((x, g) if keeps_g else ()))
         else:
-            lse, target_logit = _run(_logsumexp, *layer, ctx.algorithm)
+            lse, target_logit = _logsumexp(*layer, ctx.algorithm)
             ctx.save_for_backward(*layer, lse, *factors)
         return _weighted_sum(lse, target_logit, factors, counts)
 
@@ -127,13 +121,21 @@ class _WeightedSum(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("impl='logits'")
         if ctx.algorithm == "samples":
-            underflow_scale, *gradients = ctx.saved_tensors
+            underflow_scale, dx, dw, columns, *kept = ctx.saved_tensors
             scale = g if underflow_scale is None else g / underflow_scale
-            gradients = [_scaled(t, scale, dtype) for t, dtype in zip(gradients, ctx.dtypes, strict=True)]
+            if kept:
+                x, at_logits = kept
+                dw = x.new_empty(at_logits.shape[1], x.shape[1], dtype=ctx.weight_dtype)
+                x = over_samples.scaled(x.contiguous(), scale, x.dtype)
+                with without_autocast(x.device.type):
+                    over_samples.add_weight_gradients(dw, x.new_empty(0), at_logits, x, is_first=True)
+            else:
+                dw = over_samples.scaled(dw, scale, ctx.weight_dtype)
+            gradients = (over_samples.scaled(dx, scale, dx.dtype), dw, columns * scale)
         else:
             *layer, lse, grad_lse, grad_target, z_loss = ctx.saved_tensors
             factor = grad_lse if z_loss is None else grad_lse + 2 * z_loss * lse
-            gradients = _run(_logsumexp_backward, *layer, ctx.algorithm, lse, factor * g, grad_target * g, ctx.needs)
+            gradients = _classes_backward(*layer, lse, factor * g, grad_target * g, ctx.needs)
         return *_needed(gradients, ctx.needs), *[None] * 7
 
 
@@ -149,90 +151,63 @@ def _underflow_scale(x: Tensor, factors: Factors) -> Tensor | None:
     return largest.clamp(min=1e-30).reciprocal()
 
 
-def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    scale = scale.reshape([1] * tensor.dim())  # torch would round a scale without dimensions to half precision
-    if is_traced():  # the compiler joins the two, and does not accept every `out`
-        return (tensor * scale).to(dtype)
-    return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
+def _operator(name: str, schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register an operator; plain eager calls go to its implementation: the dispatcher would double the host time."""
 
+    def register(implementation: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(*arguments: Any) -> Any:
+            with without_autocast(arguments[0].device.type):
+                # kernels read numbers of samples and classes one after the other
+                return implementation(*(a.contiguous() if getattr(a, "ndim", 0) == 1 else a for a in arguments))
 
-def _run(op: Any, *arguments: Any) -> Any:
-    """Call an operator, or in plain eager mode its implementation: the dispatcher would double the host time."""
-    return _IMPLEMENTATIONS[op](*arguments) if is_plain_eager(arguments[0]) else op(*arguments)
+        def call(*arguments: Any) -> Any:
+            return compute(*arguments) if is_plain_eager(arguments[0]) else op(*arguments)
 
+        op = torch.library.custom_op(f"maxsep::{name}", compute, mutates_args=(), schema=schema)
+        op.register_fake(fake)
+        return call
 
-def _operator(name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    op = torch.library.custom_op(f"maxsep::{name}", implementation, mutates_args=(), schema=schema)
-    op.register_fake(fake)
-    _IMPLEMENTATIONS[op] = implementation
-    return op
-
-
-def _dense(*tensors: Tensor | None) -> list[Any]:
-    """Make numbers of samples and classes contiguous: kernels read them one after the other."""
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
-def _logsumexp_impl(*arguments: Any) -> tuple[Tensor, Tensor]:
-    x, weight, offset, target, algorithm = arguments
-    forward = over_classes.forward if algorithm == "classes" else over_samples.forward
-    with without_autocast(x.device.type):
-        return forward(Layer(x, weight, *_dense(offset, target)))
+    return register
 
 
 def _logsumexp_fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(len(x), dtype=wide_dtype(x)), x.new_empty(len(x), dtype=wide_dtype(x))
+    samples = x.shape[0]  # not len(x), which would tie a compiled graph to one batch size
+    return x.new_empty(samples, dtype=wide_dtype(x)), x.new_empty(samples, dtype=wide_dtype(x))
 
 
-def _backward_impl(*arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, offset, target, algorithm, *vectors, needs = arguments
-    layer, (lse, grad_lse, grad_target) = Layer(x, weight, *_dense(offset, target)), _dense(*vectors)
-    with without_autocast(x.device.type):
-        if algorithm == "classes":
-            return over_classes.backward(layer, lse, grad_lse, grad_target, needs)
-        return over_samples.backward(layer, grad_lse, grad_target, needs)
-
-
-def _backward_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    return _gradients_fake(x, weight, offset, weight.dtype, rest[-1])
-
-
-def _loss_and_gradients_impl(*arguments: Any) -> tuple[Tensor, ...]:
-    x, weight, offset, target, *factors, needs = arguments
-    layer = Layer(x, weight, *_dense(offset, target))
-    with without_autocast(x.device.type):
-        lse, target_logit, gradients = over_samples.forward_with_gradients(layer, Factors(*_dense(*factors)), needs)
-    return lse, target_logit, *gradients
-
-
-def _loss_and_gradients_fake(x: Tensor, weight: Tensor, offset: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+def _loss_and_gradients_fake(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     dtype = over_samples.weight_sum_dtype(x, weight)
-    return *_logsumexp_fake(x), *_gradients_fake(x, weight, offset, dtype, rest[-1])
+    return *_logsumexp_fake(x), *empty_gradients(x, weight, dtype, rest[-1]), x.new_empty(0)
 
 
-def _gradients_fake(
-    x: Tensor, weight: Tensor, offset: Tensor | None, dtype: torch.dtype, needs: list[bool]
-) -> tuple[Tensor, ...]:
-    dw = torch.empty_like(weight if needs[1] else weight[:0, 0], dtype=dtype)
-    columns = x.new_empty(0 if offset is None or not needs[2] else len(offset), dtype=wide_dtype(x))
-    return x.new_empty(x.shape if needs[0] else 0), dw, columns
-
-
-_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {}
 _LAYER = "Tensor x, Tensor weight, Tensor? offset, Tensor target"
 _FACTORS = "Tensor grad_lse, Tensor grad_target"
-_logsumexp = _operator(
-    "linear_logsumexp", f"({_LAYER}, str algorithm) -> (Tensor, Tensor)", _logsumexp_impl, _logsumexp_fake
+
+
+@_operator("linear_logsumexp", f"({_LAYER}, str algorithm) -> (Tensor, Tensor)", _logsumexp_fake)
+def _logsumexp(x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor, algorithm: str) -> tuple[Tensor, ...]:
+    layer = Layer(x, weight, offset, target)
+    if algorithm == "classes":
+        return over_classes.forward(layer)
+    return over_samples.forward_with_gradients(layer, None, [False] * 3)[:2]
+
+
+@_operator(
+    "linear_classes_backward",
+    f"({_LAYER}, Tensor lse, {_FACTORS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    lambda x, weight, *rest: empty_gradients(x, weight, weight.dtype, rest[-1]),
 )
-_logsumexp_backward = _operator(
-    "linear_logsumexp_backward",
-    f"({_LAYER}, str algorithm, Tensor lse, {_FACTORS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _backward_impl,
-    _backward_fake,
-)
-_loss_and_gradients = _operator(
+def _classes_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    return over_classes.backward(Layer(*arguments[:4]), *arguments[4:])
+
+
+@_operator(
     "linear_loss_and_gradients",
-    f"({_LAYER}, {_FACTORS}, Tensor? z_loss, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _loss_and_gradients_impl,
+    f"({_LAYER}, {_FACTORS}, Tensor? z_loss, bool keeps_g, bool[] needs)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _loss_and_gradients_fake,
 )
+def _loss_and_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    *tensors, keeps_g, needs = arguments
+    *results, g = over_samples.forward_with_gradients(Layer(*tensors[:4]), Factors(*tensors[4:]), needs)
+    return *results, g if keeps_g else g.new_empty(0)

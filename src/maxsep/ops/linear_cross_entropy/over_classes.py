@@ -1,30 +1,31 @@
 r"""Linear cross-entropy in chunks of classes: four products (8 B C D flops), no logits in memory, for few features.
 
 The forward pass accumulates the log-sum-exp online. The backward pass computes the logits of each chunk again, as the
-gradient g (B, chunk), and adds
-
-    dx += g W_chunk,    dW_chunk = g^T x,    doffset_chunk = sum_i g_i.
-
-On a GPU with a copy engine (TMA) a product and its softmax are one kernel: `hopper_kernels` on Hopper, `tile_kernels`
-elsewhere; both offer `logsumexp` and `gradient`. On other devices and in other precisions plain torch does the same.
+gradient g (B, chunk); dx += g W_chunk, and g^T x and the sums of g are the gradients of the chunk's weight and offset.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from maxsep.ops.linear_cross_entropy.over_samples import ALIGNED, Gradients, Layer, accumulate_product, index_among
+from maxsep.ops.linear_cross_entropy import over_samples
+from maxsep.ops.linear_cross_entropy.over_samples import ALIGNED, Gradients, Layer, index_among
 from maxsep.ops.separate import wide_dtype
-from maxsep.ops.separate_triton import IS_INSTALLED, on_device_of
+from maxsep.ops.separate_triton import IS_INSTALLED
 
-CHUNK_BYTES = {"cuda": 192 << 20, "cpu": 8 << 20}
-"""Memory of the gradient at the logits of a chunk of classes; on CUDA also at most a quarter of all logits."""
-MULTIPLE = 512
-"""Chunks are multiples of this many classes, so that the products fill whole waves of tiles."""
+CHUNK_BYTES = {"cuda": 192 << 20, "cpu": 8 << 20}  # of the gradient at the logits; on CUDA at most a quarter of them
+MULTIPLE = 512  # classes of which chunks are multiples, so that the products fill whole waves of tiles
+
+
+class _Kernels(Protocol):
+    """`hopper_kernels`, or `tile_kernels` on other GPUs with a copy engine; factors are lse and both gradients."""
+
+    def logsumexp(self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor) -> tuple[Tensor, Tensor]: ...
+    def gradient(
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor, factors: tuple[Tensor, Tensor, Tensor]
+    ) -> Callable[[Tensor, int], None]: ...
 
 
 def forward(layer: Layer) -> tuple[Tensor, Tensor]:
@@ -32,13 +33,11 @@ def forward(layer: Layer) -> tuple[Tensor, Tensor]:
     x, weight, offset, target = layer
     kernels = fused_kernels(x, weight, forward=True, offset=offset is not None)
     if kernels is not None:
-        with on_device_of(x):
-            return kernels.logsumexp(x, weight, offset, target)  # type: ignore[no-any-return]
-    wide = wide_dtype(x)
-    lse = x.new_full((len(x),), -torch.inf, dtype=wide)
+        return kernels.logsumexp(x, weight, offset, target)
+    lse = x.new_full((len(x),), -torch.inf, dtype=wide_dtype(x))
     target_logit = torch.zeros_like(lse)
     for classes in _chunks(x, len(weight)):
-        z = _logits(layer, classes, wide)
+        z = _logits(layer, classes, lse.dtype)
         lse = torch.logaddexp(lse, z.logsumexp(1))
         index, is_among = index_among(target[:, None], classes.start, classes.stop)
         target_logit += torch.where(is_among, z.gather(1, index), 0)[:, 0]
@@ -50,42 +49,39 @@ def backward(layer: Layer, lse: Tensor, grad_lse: Tensor, grad_target: Tensor, n
     x, weight, offset, target = layer
     wide = wide_dtype(x)
     dx = x.new_empty(x.shape if needs[0] else 0, dtype=wide)
-    dw = torch.empty_like(weight) if needs[1] else weight.new_empty(0)
-    columns = torch.empty(len(weight) if needs[2] else 0, dtype=wide, device=x.device)
+    _, dw, columns = over_samples.empty_gradients(x, weight, weight.dtype, (False, *needs[1:]))
     kernels = fused_kernels(x, weight, forward=False, offset=offset is not None)
     write = None if kernels is None else kernels.gradient(x, weight, offset, target, (lse, grad_lse, grad_target))
     buffer = x.new_empty(0)
-    with on_device_of(x):
-        for classes in _chunks(x, len(weight)):
-            rows, start = weight[classes], classes.start
-            if write is None:
-                g = _gradient_torch(layer, classes, lse, grad_lse, grad_target)
-            else:
-                buffer = buffer if buffer.numel() else x.new_empty(len(x), -(-len(rows) // ALIGNED) * ALIGNED)
-                g = buffer[:, : len(rows)]
-                write(g, start)
-            if needs[0]:
-                accumulate_product(dx, g, rows, is_first=start == 0)
-            if needs[1]:
-                torch.mm(g.T, x, out=dw[classes])
-            if needs[2]:
-                torch.sum(g, 0, dtype=wide, out=columns[classes])
-    return Gradients(dx.to(x.dtype), dw, columns)
+    for classes in _chunks(x, len(weight)):
+        rows, start = weight[classes], classes.start
+        if write is None:
+            g = _gradient_torch(layer, classes, lse, grad_lse, grad_target)
+        else:
+            buffer = buffer if buffer.numel() else x.new_empty(len(x), -(-len(rows) // ALIGNED) * ALIGNED)
+            g = buffer[:, : len(rows)]
+            write(g, start)
+        if needs[0]:
+            over_samples.accumulate_product(dx, g, rows, is_first=start == 0)
+        if needs[1]:
+            torch.mm(g.T, x, out=dw[classes])
+        if needs[2]:
+            torch.sum(g, 0, dtype=wide, out=columns[classes])
+    return dx.to(x.dtype), dw, columns
 
 
-def fused_kernels(x: Tensor, weight: Tensor, *, forward: bool, offset: bool) -> Any:
+def fused_kernels(x: Tensor, weight: Tensor, *, forward: bool, offset: bool) -> _Kernels | None:
     """Return the module with the kernels for a product and its softmax in one, or None where plain torch is used."""
-    if not IS_INSTALLED or x.dtype != weight.dtype:
+    is_half = x.dtype == weight.dtype in (torch.float16, torch.bfloat16)
+    if not (IS_INSTALLED and is_half and x.is_cuda and has_copy_engine(x.device)):
         return None
     # the copy engine wants rows that start at multiples of 16 bytes
-    if any(tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16 for tensor in (x, weight)):
+    if any(m.stride(1) != 1 or m.data_ptr() % 16 or m.stride(0) * m.element_size() % 16 for m in (x, weight)):
         return None
-    if x.stride(1) != 1 or weight.stride(1) != 1:
+    try:
+        from maxsep.ops.linear_cross_entropy import hopper_kernels, tile_kernels
+    except ImportError:  # Triton of torch 2.6 has neither descriptors nor Gluon
         return None
-    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or not has_copy_engine(x.device):
-        return None
-    from maxsep.ops.linear_cross_entropy import hopper_kernels, tile_kernels
-
     return hopper_kernels if hopper_kernels.supports(x, forward=forward, offset=offset) else tile_kernels
 
 

@@ -5,8 +5,6 @@ the loops over tiles and over features are flattened into one, so that the next 
 this one are taken. Exponentials are powers of two, whose factor log2(e) is part of one multiply-add.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from maxsep.ops.launch import launch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCK_B, BLOCK_V, BLOCK_D = 128, 128, 64
@@ -28,7 +28,7 @@ def lse_kernel(
     x_desc, w_desc, offset, target, maxima, exp_sums, target_logit, batch, num_classes, splits,
     OFFSET: tl.constexpr, D: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Online log-sum-exp of BLOCK_B rows over every splits-th tile of classes, into (splits, B) each."""
+    """Compute the online log-sum-exp of BLOCK_B rows over every splits-th tile of classes, (splits, B) each."""
     split = tl.program_id(0) % splits
     first_b = tl.program_id(0) // splits * BLOCK_B
     offs_b = first_b + tl.arange(0, BLOCK_B)
@@ -91,7 +91,7 @@ def merge_kernel(
     maxima, exp_sums, logit_parts, target, lse, target_logit, batch, num_classes, splits,
     SPLITS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Merge what the splits found, (splits, B) each, into log-sum-exp and target logit, (B,)."""
+    """Merge the partial results of all splits, (splits, B) each, into log-sum-exp and target logit, (B,)."""
     offs_b = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     split = tl.arange(0, SPLITS)
     mask = (split < splits)[:, None] & (offs_b < batch)[None, :]
@@ -112,7 +112,8 @@ def logsumexp(x: Tensor, weight: Tensor, offset: Tensor | None, target: Tensor) 
     batch, num_classes = len(x), len(weight)
     blocks, splits = grid_of(batch, num_classes, x.device, PROGRAMS_PER_SM)
     parts = [x.new_empty(splits, batch, dtype=torch.float32) for _ in range(3)]
-    lse_kernel[(blocks * splits,)](
+    launch(
+        lse_kernel, (blocks * splits,), x.device,
         describe(x, BLOCK_B, BLOCK_D), describe(weight, BLOCK_V, BLOCK_D), offset, target, *parts,
         batch, num_classes, splits, OFFSET=offset is not None, D=x.shape[1], **TILE,
     )  # fmt: skip
@@ -123,8 +124,8 @@ def merge_splits(parts: list[Tensor], target: Tensor, num_classes: int) -> tuple
     """Merge maxima, sums of exponentials and target logits of all splits, (splits, B) each."""
     splits, batch = parts[0].shape
     lse, target_logit = (parts[0].new_empty(batch) for _ in range(2))
-    merge_kernel[(-(-batch // 64),)](
-        *parts, target, lse, target_logit, batch, num_classes, splits,
+    launch(
+        merge_kernel, (-(-batch // 64),), target.device, *parts, target, lse, target_logit, batch, num_classes, splits,
         SPLITS=triton.next_power_of_2(splits), BLOCK_B=64, num_warps=4,
     )  # fmt: skip
     return lse, target_logit
@@ -139,7 +140,8 @@ def gradient(
     def write(out: Tensor, start: int) -> None:
         batch, size = out.shape
         blocks, splits = grid_of(batch, size, x.device, PROGRAMS_PER_SM)
-        grad_kernel[(blocks * splits,)](
+        launch(
+            grad_kernel, (blocks * splits,), x.device,
             *descriptors, describe(out, BLOCK_B, BLOCK_V // 2), offset, target, *factors, batch, size, start, splits,
             OFFSET=offset is not None, D=x.shape[1], **TILE,
         )  # fmt: skip
