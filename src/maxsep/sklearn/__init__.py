@@ -5,6 +5,7 @@ try:
 except ImportError as error:
     if (error.name or "").partition(".")[0] not in ("numpy", "sklearn"):
         raise
-    raise ImportError('maxsep.sklearn needs scikit-learn 1.6 or later: pip install -U "maxsep[sklearn]"') from error
+    hint = 'pip install -U ".[sklearn]" in the clone of maxsep'
+    raise ImportError(f"maxsep.sklearn needs scikit-learn 1.6 or later: {hint}") from error
 
 __all__ = ["MaxSeparationClassifier"]

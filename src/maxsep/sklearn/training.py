@@ -1,4 +1,4 @@
-"""Sample weights, standardisation, hold-out, SGD and early stopping of the estimator."""
+"""Sample weights, standardisation, hold-out, optimisers and early stopping of the estimator."""
 
 from __future__ import annotations
 
@@ -10,33 +10,45 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.model_selection import train_test_split
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+BLOCK = 2**24  # numbers of a sparse matrix that are dense at the same time
+OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
 
 class Samples(NamedTuple):
-    """Features (n, D), class indices (n,) and weights (n,) of mean 1."""
+    """Features (n, D), a tensor or a scipy CSR matrix, class indices (n,) and weights (n,) of mean 1."""
 
-    x: Tensor
+    x: Any
     target: Tensor
     weight: Tensor
 
     def rows(self, index: Any) -> Samples:
         """Return some of the samples."""
-        return Samples(*(values[index] for values in self))
+        x = self.x[index.numpy(force=True)] if sparse.issparse(self.x) else self.x[index]
+        return Samples(x, self.target[index], self.weight[index])
 
     @torch.no_grad()
     def standardised(self, standardise: nn.Module) -> Samples:
         """Return the samples behind the network's first layer, which is not trained, on its device and in its dtype."""
-        x = self.x.to(next(standardise.buffers()))
-        return Samples(standardise(x), self.target.to(x.device), self.weight.to(x))
+        like = next(standardise.buffers())
+        return Samples(standardise(as_tensor(self.x).to(like)), self.target.to(like.device), self.weight.to(like))
+
+
+def as_tensor(x: Any) -> Tensor:
+    """Return features, which may be sparse, as a dense tensor on the CPU."""
+    if isinstance(x, Tensor):
+        return x
+    return torch.tensor(x.toarray() if sparse.issparse(x) else x, device="cpu")
 
 
 def weigh(
-    X: NDArray[Any],
+    X: Any,
     index: NDArray[Any],
     classes: NDArray[Any],
     class_weight: Mapping[Any, float] | str | None,
@@ -56,8 +68,9 @@ def weigh(
     kept = weight > 0  # scikit-learn demands that a weight of zero is an absent sample
     if not kept.any():
         raise ValueError("sample_weight times class_weight must be positive for some sample, got zero for all")
-    values = X[kept], index[kept], weight[kept] / weight[kept].mean()
-    return Samples(*(torch.tensor(value, device="cpu") for value in values)), torch.tensor(total, device="cpu")
+    target, weight = (as_tensor(values) for values in (index[kept], weight[kept] / weight[kept].mean()))
+    x = X[kept] if sparse.issparse(X) else as_tensor(X[kept])
+    return Samples(x, target, weight), as_tensor(total)
 
 
 def standardisation(samples: Samples) -> nn.BatchNorm1d:
@@ -65,18 +78,26 @@ def standardisation(samples: Samples) -> nn.BatchNorm1d:
 
     The scale is the layer's fixed weight, because the square of a float32 scale may leave float32.
     """
-    x, share = samples.x.double(), (samples.weight / samples.weight.sum())[:, None]
+    count, width = samples.x.shape
+    share = (samples.weight / samples.weight.sum())[:, None]
+    step = max(1, BLOCK // count) if sparse.issparse(samples.x) else width
+    columns = samples.x.tocsc() if sparse.issparse(samples.x) else samples.x
+    blocks = (as_tensor(columns[:, start : start + step]).double() for start in range(0, width, step))
+    mean, scale = (torch.cat(parts) for parts in zip(*(_mean_and_scale(x, share) for x in blocks), strict=True))
+    tiny = torch.finfo(mean.dtype).tiny  # torch 2.11 refuses zero
+    layer = nn.BatchNorm1d(width, eps=tiny, device="cpu", dtype=mean.dtype).eval().requires_grad_(False)
+    layer.get_buffer("running_mean").copy_(mean)
+    layer.weight.copy_(1 / scale)
+    return layer
+
+
+def _mean_and_scale(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     mean = (share * x).sum(0)
     largest = (x - mean).abs().amax(0)
     varies = largest > 10 * torch.finfo(x.dtype).eps * x.abs().amax(0)
     # squared below: x may be beyond the root of float64's range
     relative = (x - mean) / torch.where(varies, largest, 1)
-    scale = torch.where(varies, largest * (share * relative.square()).sum(0).sqrt(), 1)
-    tiny = torch.finfo(x.dtype).tiny  # torch 2.11 refuses zero
-    layer = nn.BatchNorm1d(x.shape[1], eps=tiny, device="cpu", dtype=x.dtype).eval().requires_grad_(False)
-    layer.get_buffer("running_mean").copy_(mean)
-    layer.weight.copy_(1 / scale)
-    return layer
+    return mean, torch.where(varies, largest * (share * relative.square()).sum(0).sqrt(), 1)
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -87,28 +108,36 @@ def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Sam
 
 
 class Training:
-    """Minimise mean_i weight_i * cross-entropy(network(x_i) + shift, y_i) by SGD on mini-batches.
+    """Minimise mean_i weight_i * cross-entropy(network(x_i) + shift, y_i) on mini-batches.
 
-    shift (C,) is zero, or the log-priors of the classes; `options` are of SGD; `state` is what `state()` of an earlier
-    training of the same network returned.
+    The first layer of the network standardises and is not trained. shift (C,) is zero, or the log-priors of the
+    classes; `options` are of the optimiser; `state` is what `state()` of an earlier training with it returned.
     """
 
     def __init__(
         self,
-        network: nn.Module,
+        network: nn.Sequential,
         shift: Tensor,
         batch_size: int,
         generator: torch.Generator,
+        optimiser: str,
         options: dict[str, Any],
         state: dict[int, dict[str, Any]],
     ) -> None:
-        self.network, self.shift, self.batch_size, self.generator = network, shift, batch_size, generator
-        self.optimiser = torch.optim.SGD(network.parameters(), **options)
-        # the momentum of earlier calls with the options of this one
+        self.standardise, self.network = network[0], network[1:]
+        self.shift, self.batch_size, self.generator = shift, batch_size, generator
+        self.optimiser = OPTIMISERS[optimiser](self.network.parameters(), **options)
+        # the moments of earlier calls with the options of this one
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": state})
+
+    def prepare(self, samples: Samples) -> Samples:
+        """Standardise dense samples once for all epochs; sparse ones stay sparse until they are in a batch."""
+        return samples if sparse.issparse(samples.x) else samples.standardised(self.standardise)
 
     def loss(self, samples: Samples) -> Tensor:
         """Return the weighted mean loss of some samples, a scalar."""
+        if sparse.issparse(samples.x):
+            samples = samples.standardised(self.standardise)
         losses = F.cross_entropy(self.network(samples.x) + self.shift, samples.target, reduction="none")
         return (samples.weight * losses).mean()
 
@@ -116,7 +145,7 @@ class Training:
         """Train on all samples once, in a new order; return the mean of the losses before each step."""
         count = len(samples.target)
         order = torch.randperm(count, generator=self.generator, device="cpu").to(samples.target.device)
-        total = torch.zeros_like(samples.weight[0])
+        total = torch.zeros_like(self.shift[0])
         self.network.train()
         for rows in order.tensor_split(math.ceil(count / self.batch_size)):
             loss = self.loss(samples.rows(rows))
@@ -130,10 +159,12 @@ class Training:
     def validate(self, samples: Samples) -> float:
         """Return the mean loss of held-out samples."""
         self.network.eval()
-        return self.loss(samples).item()
+        count = len(samples.target)
+        parts = torch.arange(count, device="cpu").tensor_split(math.ceil(count / self.batch_size))
+        return sum(self.loss(samples.rows(part)).item() * len(part) for part in parts) / count
 
     def state(self) -> dict[int, dict[str, Any]]:
-        """Return the momentum of every parameter, on the CPU."""
+        """Return the moments of every parameter, on the CPU."""
         state = self.optimiser.state_dict()["state"]
         return {
             place: {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
