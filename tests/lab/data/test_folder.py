@@ -1,5 +1,8 @@
 """Folders of pictures: read in order, nothing dropped silently; files as bytes; ImageNet decoded once."""
 
+import hashlib
+import os
+import pickle
 import re
 import resource
 import shutil
@@ -12,8 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from maxsep.lab.data import Dataset, folder, prepare
-from maxsep.lab.data.folder import decode, list_folder
+from maxsep.lab.data import Dataset, decoding, prepare
+from maxsep.lab.data.decoding import decode
+from maxsep.lab.data.folder import list_folder
+from maxsep.lab.data.listing import FolderError
 from maxsep.lab.spec import RunSpec
 
 
@@ -21,9 +26,11 @@ def read(path, size=32):
     return Dataset.parse(f"folder:{path}?size={size}").read()
 
 
-def picture(path, colour=(10, 20, 30), size=(32, 32), mode="RGB"):
+def picture(path, colour=None, size=(32, 32), mode="RGB"):
+    """Write a picture of one colour, by default one that no other path has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path)
+    digest = hashlib.sha256(str(path).encode()).digest()
+    Image.new(mode, size, tuple(digest[:3]) if colour is None else colour).save(path)
 
 
 def fill(path, *folders):
@@ -50,6 +57,7 @@ def test_every_image_is_read_with_a_fixed_stratified_split(tree):
     assert sorted(red.tolist()) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
     assert (red // 10).tolist() == torch.cat([data.train.labels, data.test.labels]).tolist()
     assert data.train.images[:4, 0, 0, 0].tolist() == sorted(data.train.images[:4, 0, 0, 0].tolist())
+    assert data.test.files == tuple(tree / name / f"{i}.png" for name in ("cat", "dog") for i in (0, 2))
     (tree / "cat").rename(tree / "train")
     assert read(tree).train.classes == ("dog", "train"), "a class may be called train"
 
@@ -91,18 +99,88 @@ SPOIL = {
     "emu": lambda path: path.mkdir(),
     "dog/model.pt": lambda path: path.write_bytes(b"x"),
     "loose.png": lambda path: picture(path),
-    "dog/9.png": lambda path: Image.new("I;16", (32, 32), 40_000).save(path),
+    "dog/9.tif": lambda path: Image.new("F", (32, 32), 0.5).save(path),
+    "dog/8.png": lambda path: path.touch(),
+    "dog/7.png": lambda path: path.write_bytes((path.parent / "0.png").read_bytes()),
     "elk": lambda path: picture(path / "only.png"),
     "dog/more": lambda path: path.symlink_to(path.parent.parent / "cat", target_is_directory=True),
+    "dog/link.png": lambda path: path.symlink_to("nowhere"),
+    "dog/pipe.png": os.mkfifo,  # reading it would wait for ever
 }
 
 
-@pytest.mark.parametrize("name", SPOIL)
-def test_what_cannot_be_used_is_named(tree, name, monkeypatch):
+@pytest.fixture
+def spoiled(tree, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 32 * 32)
-    SPOIL[name](tree / name)
-    with pytest.raises(ValueError, match=name):
-        read(tree)
+    for name, spoil in SPOIL.items():
+        spoil(tree / name)
+    return tree
+
+
+def test_all_that_cannot_be_used_is_named_at_once(spoiled):
+    with pytest.raises(FolderError) as caught:
+        read(spoiled)
+    lines = caught.value.problems
+    assert str(caught.value).count("\n") == len(lines) == len(SPOIL)
+    assert all(sum(name.split("/")[-1] in line for line in lines) >= 1 for name in SPOIL)
+    assert pickle.loads(pickle.dumps(caught.value)).problems == lines, "processes hand it on"
+
+
+def test_skipping_what_is_broken_leaves_the_rest(spoiled):
+    name = f"folder:{spoiled}?size=32&skip_broken=1"
+    data, dataset = Dataset.parse(name).read(), Dataset.parse(name)
+    assert data.train.classes == ("cat", "dog")
+    kept = {str(file.relative_to(spoiled)) for file in (*data.train.files, *data.test.files)}
+    assert kept == {"cat/1.png", "cat/3.png", "cat/4.png", *(f"dog/{i}.png" for i in range(5))}
+    assert (dataset.listing().skipped, dataset.train_counts()) == (len(SPOIL), data.train.class_counts)
+    assert dataset.fingerprint() == data.fingerprint != Dataset.parse(f"folder:{spoiled}").fingerprint()
+    (spoiled / "cat" / "1.png").write_bytes(b"")
+    assert dataset.listing().skipped == len(SPOIL) + 1, "the files are looked at again once they change"
+
+
+def test_a_test_picture_that_is_trained_on_is_a_problem(tmp_path):
+    fill(tmp_path, "train/a", "train/b", "test/a", "test/b")
+    shutil.copy(tmp_path / "train/a/0.png", tmp_path / "test/b/copy.png")
+    with pytest.raises(FolderError, match=r"test/b/copy\.png"):
+        read(tmp_path)
+    data = Dataset.parse(f"folder:{tmp_path}?skip_broken=1").read()
+    assert (data.train.class_counts, data.test.class_counts) == ([2, 2], [2, 2]), "the training picture stays"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_heic_is_read_where_its_package_is_and_else_counted(tree, monkeypatch, is_there):
+    heif = pytest.importorskip("pillow_heif")
+    for i in range(3):
+        heif.from_pillow(Image.new("RGB", (32, 32), (0, 80 * i, 0))).save(tree / "cat" / f"{i}.HEIC")
+    if is_there:
+        assert sum(read(tree).train.class_counts) == 6 + 3
+        return
+    monkeypatch.setattr("maxsep.lab.data.folder.IMAGE_SUFFIXES", decoding.IMAGE_SUFFIXES - decoding.HEIC_SUFFIXES)
+    with pytest.warns(UserWarning, match="3 HEIC"):
+        assert sum(read(tree).train.class_counts) == 6
+
+
+def test_many_images_are_decoded_once_and_mapped(tree, monkeypatch):
+    before = read(tree)
+    monkeypatch.setattr("maxsep.lab.data.listing.MAPPED", 0)
+    monkeypatch.setenv("MAXSEP_CACHE", str(tree / ".cache"))
+    Dataset.parse("digits").read()  # the dataset read last is kept
+    after = read(tree)
+    assert after.train.rows is not None
+    for part in ("train", "test"):
+        one, other = getattr(before, part), getattr(after, part)
+        assert torch.equal(torch.cat([*one.batches(4)]), torch.cat([*other.batches(4)]))
+        assert (one.files, one.class_counts) == (other.files, other.class_counts)
+    chosen = torch.tensor([4, 1])
+    assert torch.equal(after.train.subset(chosen).batch(torch.tensor([0]))[0], before.train.images[[4]])
+    assert after.train.subset(chosen).images is after.train.images, "nothing is copied into memory"
+    shutil.copy(tree / "cat" / "0.png", tree / "cat" / "new.png")
+    with pytest.raises(FolderError, match=r"cat/(0|new)\.png"):
+        read(tree)  # the copy is found, and the cache is not taken for the changed folder
+    (tree / "cat" / "new.png").unlink()
+    monkeypatch.setattr(decoding, "decode", lambda *_: pytest.fail("decoded again"))
+    Dataset.parse("digits").read()
+    assert torch.equal(torch.cat([*read(tree).test.batches(4)]), before.test.images)
 
 
 def test_splits_that_do_not_fit(tmp_path):
@@ -111,6 +189,9 @@ def test_splits_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match="at least two class folders"):
         read(tmp_path)
     fill(tmp_path, "train/a", "train/b", "test/a", "test/b", "test/c")
+    with pytest.raises(ValueError, match="at least two class folders") as alone:
+        read(tmp_path / "train/a")
+    assert "\n" not in str(alone.value), "loose pictures are no problem of their own there"
     with pytest.raises(ValueError, match="'c'"):
         read(tmp_path)
     (tmp_path / "val").mkdir()
@@ -180,7 +261,7 @@ def root(tmp_path, tiny_imagenet):
 
 @pytest.mark.parametrize(("name", "counts"), [("imagenet", [5, 3, 2]), ("imagenet_lt", [4, 3, 2])])
 def test_imagenet_has_the_labels_of_its_folders(root, name, counts, monkeypatch):
-    monkeypatch.setattr(folder, "_BLOCK", 3)
+    monkeypatch.setattr(decoding, "_BLOCK", 3)
     dataset, seen = Dataset.parse(f"{name}?size=32"), []
     assert dataset.fingerprint(root) is None, "before it is decoded"
     data = dataset.read(root, progress=lambda *done: seen.append(done))
@@ -238,10 +319,10 @@ print(data.train.images.sum().item())
 
 def test_what_a_killed_process_left_goes_and_of_two_processes_one_decodes(root):
     command = [sys.executable, "-c", DECODE, str(root)]
-    assert subprocess.run([*command, "die"], timeout=120, check=False).returncode == -9
+    assert subprocess.run([*command, "die"], timeout=240, check=False).returncode == -9
     assert len(list((root / "decoded").glob(".imagenet-32.tmp-*"))) == 1
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    one, other = (process.communicate(timeout=120)[0] for process in both)
+    one, other = (process.communicate(timeout=240)[0] for process in both)
     assert one == other != ""
     assert not list((root / "decoded").glob(".imagenet-32.tmp-*"))
 
@@ -254,8 +335,8 @@ def test_missing_pictures_or_lists(root, missing):
     assert not (root / "decoded").exists(), "a question leaves no folders behind"
 
 
-@pytest.mark.parametrize("text", ["train/n0/a.JPEG", "a/b.JPEG 0\na/c.JPEG 2", "train/n00000000/gone.JPEG 0"])
+@pytest.mark.parametrize("text", ["train/n0/a.JPEG", "a/b.JPEG 0\na/c.JPEG 2", "train/n00000000/gone.JPEG 0", "\xff 0"])
 def test_lists_that_are_not_the_published_ones(root, text):
-    (root / "imagenet-lt/ImageNet_LT_train.txt").write_text(text)
+    (root / "imagenet-lt/ImageNet_LT_train.txt").write_text(text, "latin1")
     with pytest.raises(ValueError, match=r"imagenet-lt|gone"):
         Dataset.parse("imagenet_lt?size=32").read(root)

@@ -1,11 +1,14 @@
 """Whole splits in memory: bad input is refused, a subset of everything is not copied, hold-outs are fixed."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maxsep.lab.data import ImageSet, Splits, held_counts, hold_out
+from maxsep.lab.data.listing import LEAST_TEST, TEST_FRACTION
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=100).map(torch.tensor)
 
@@ -39,6 +42,7 @@ def test_properties_and_subset():
         (images(2), torch.tensor([0, -1]), ("a",)),
         (images(2), torch.tensor([5, 0]), ("a", "b")),
         (images(2), torch.zeros(2).long(), ()),
+        (images(2), torch.zeros(2).long(), ("a",), (Path("one.png"),)),
     ],
 )
 def test_bad_input(arguments):
@@ -80,3 +84,11 @@ def test_hold_out_splits_every_class(labels, fraction, seed):
     assert held_counts(counts.tolist(), fraction) == torch.bincount(labels[held], minlength=len(counts)).tolist()
     fixed = hold_out(torch.arange(3).repeat(7), 0.3, seed=5)[1]
     assert fixed.tolist() == [4, 6, 8, 16, 17, 18], "a run on another machine must see the same images"
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(2, 12), min_size=2, max_size=5))
+def test_a_folder_gets_two_test_images_of_every_class_that_has_four(sizes):
+    labels = torch.repeat_interleave(torch.tensor(sizes))
+    _, held = hold_out(labels, TEST_FRACTION, least=LEAST_TEST)
+    assert torch.bincount(labels[held]).tolist() == [2 if size >= 4 else 1 for size in sizes]

@@ -11,7 +11,7 @@ import torch
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from maxsep.files import MANIFEST, write_folder
+from maxsep.files import MANIFEST
 from maxsep.lab.data import DataError, Dataset
 from maxsep.lab.data.official import read_digits, read_parts
 
@@ -135,19 +135,6 @@ def test_cut_or_foreign_files(tmp_path, write_cifar, name):
             read("svhn" if "svhn" in name else "cifar10", tmp_path)
 
 
-def test_a_flipped_bit_is_noticed_where_there_is_a_manifest(tmp_path, write_cifar):
-    source = write_cifar(tmp_path / "source")
-    folder = tmp_path / source.name
-    write_folder(folder, lambda new: [(new / path.name).write_bytes(path.read_bytes()) for path in source.iterdir()])
-    (folder / ".DS_Store").touch()
-    assert len(read("cifar10", tmp_path).train) == 50
-    content = bytearray((folder / "data_batch_5").read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / "data_batch_5").write_bytes(content)
-    with pytest.raises(ValueError, match="data_batch_5"):
-        read("cifar10", tmp_path)
-
-
 def test_sums_are_kept_after_the_first_good_read_if_the_folder_can_be_written(tmp_path, write_cifar, monkeypatch):
     folder = write_cifar(tmp_path)
     path, content = folder / "data_batch_2", (folder / "data_batch_2").read_bytes()
@@ -160,6 +147,7 @@ def test_sums_are_kept_after_the_first_good_read_if_the_folder_can_be_written(tm
         read_parts("cifar10", tmp_path, "train")
     assert not (folder / MANIFEST).exists()
     read_parts("cifar10", tmp_path, "train")
+    (folder / ".DS_Store").touch()
     (folder / "test_batch").write_bytes((folder / "data_batch_1").read_bytes())  # not read yet
     read_parts("cifar10", tmp_path, "test")
     for name in ("data_batch_2", "test_batch", "batches.meta"):

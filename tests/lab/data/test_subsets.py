@@ -120,7 +120,7 @@ def test_specs_get_the_order_of_the_files(tmp_path, write_cifar, monkeypatch):
     write_cifar(tmp_path, "cifar100")
     labels = Dataset.parse("cifar100").read(tmp_path).train.labels
     digest = hashlib.sha256(bytes(labels.tolist())).hexdigest()
-    monkeypatch.setitem(subsets._OFFICIAL, "cifar100", digest)
+    monkeypatch.setitem(subsets.OFFICIAL, "cifar100", digest)
     staged = ORDERED.replace(start_from=ORDERED, epochs=3)
     first, second, other = with_order([ORDERED, staged, RunSpec(dataset="osr_cifar+_0")], tmp_path)
     assert (first.data_order, second.data_order, second.start_from.data_order) == ("official",) * 3

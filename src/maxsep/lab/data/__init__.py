@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from maxsep.lab.data.augment import augmentation
-from maxsep.lab.data.datasets import NORMALISATIONS, Dataset, fingerprints_differ, normalisation
+from maxsep.lab.data.datasets import NORMALISATIONS, Dataset, fingerprints_differ, list_once, normalisation
 from maxsep.lab.data.download import DownloadError
-from maxsep.lab.data.folder import list_once
 from maxsep.lab.data.images import ImageSet, Splits, held_counts, hold_out
 from maxsep.lab.data.official import DataError
 from maxsep.lab.data.open_set import OpenSetSplit

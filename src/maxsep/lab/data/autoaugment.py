@@ -17,8 +17,6 @@ from torch import Tensor
 
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("colour", "contrast", "brightness", "sharpness")
-VALUES = ("posterise", "solarise", "solarise_add", "invert", "autocontrast", "equalise")
-OPERATIONS = ("nothing", *MOVES, *BLENDS, *VALUES)
 Operation = tuple[str, float]
 """A name and how much: pixels by pixel of a shear, pixels of a translation, degrees of a rotation (counter-clockwise),
 factor of a blend (1 changes nothing), bits to keep, threshold, or what is added before solarising at 128."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +16,20 @@ from torch import Tensor
 
 from maxsep.files import MANIFEST, read_json
 from maxsep.lab.data.download import SOURCES, Progress, ensure
-from maxsep.lab.data.folder import list_folder, own_test, read_folder, read_imagenet
+from maxsep.lab.data.folder import list_folder, read_imagenet
+from maxsep.lab.data.hugging_face import SAVED, list_hugging_face
 from maxsep.lab.data.images import ImageSet, Splits
+from maxsep.lab.data.listing import Listing, read_listed, without_broken
 from maxsep.lab.data.official import read_digits, read_official
 from maxsep.lab.data.open_set import OpenSetSplit, known_classes
+from maxsep.lab.data.tables import TABLE_SUFFIXES, list_table
 
 ROOT_VARIABLE = "MAXSEP_DATA"
-FOLDER = "folder:"
+CACHE_VARIABLE = "MAXSEP_CACHE"
+FOLDER, TABLE, HUGGING_FACE = "folder:", "table:", "hf:"
+SCHEMES = (FOLDER, TABLE, HUGGING_FACE)
+"""How the names of a user's own data begin."""
+SKIP_BROKEN = "skip_broken=1"
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # means and stds of the channels, on the scale of 0 to 1
 STATISTICS: dict[str, Statistics] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -65,56 +74,90 @@ _LAST: dict[Hashable, Splits] = {}  # the dataset read last, by everything it de
 class Dataset:
     """What `RunSpec.dataset` names.
 
+    A user's own pictures are `folder:PATH` (class folders), `table:PATH` (CSV or Parquet with the columns path and
+    label) or `hf:PATH_OR_NAME` (a Hugging Face dataset), with `?size=64`, `?skip_broken=1` or `?size=64&skip_broken=1`.
+
     >>> Dataset.parse("imagenet_lt?size=64").label, Dataset.parse("digits").read().train.num_classes
     ('ImageNet-LT, 64 pixels', 10)
     """
 
     name: str  # exactly what the spec says: the identity, never rewritten
-    source: str  # a name of `NAMES`, or `folder`
+    source: str  # a name of `NAMES`, or `folder`, `table` or `hf`
     size: int
-    path: str = ""  # of a folder
+    path: str = ""  # of a user's own data
     open_set: OpenSetSplit | None = None  # the split whose known classes this is
+    skip_broken: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Dataset:
         """Read a name such as `cifar10`, `imagenet?size=64`, `osr_cifar+_3` or `folder:PATH?size=64`, without I/O."""
         if split := OpenSetSplit.parse(name):
             return cls(name, split.source, _FACTS[split.source].size, open_set=split)
-        match = re.fullmatch(rf"({FOLDER}.+?|[^?:]+)(?:\?size=(\d+))?", name)
-        stem, size = match.groups() if match else (name, None)
-        is_folder = stem.startswith(FOLDER) and len(stem) > len(FOLDER)
-        if not is_folder and stem not in _FACTS:
-            known = f"{', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {FOLDER}PATH"
+        stem, size, skip_broken = _split_name(name)
+        scheme = _scheme_of(stem)
+        is_own = bool(scheme) and len(stem) > len(scheme)
+        if not is_own and stem not in _FACTS:
+            known = f"{', '.join(NAMES)}, osr_BENCHMARK_SPLIT, {', '.join(f'{scheme}PATH' for scheme in SCHEMES)}"
             raise ValueError(f"unknown dataset {name!r}. Known: {known}.")
-        facts = _OF_FOLDER if is_folder else _FACTS[stem]
+        facts = _OF_FOLDER if is_own else _FACTS[stem]
         if size is not None and int(size) not in facts.sizes:
             allowed = f"{facts.sizes[0]} to {facts.sizes[-1]}" if facts.sizes else f"{facts.size}, which is fixed"
             raise ValueError(f"the size of the images of {stem} must be {allowed}, got {size}.")
-        path = stem.removeprefix(FOLDER) if is_folder else ""
-        return cls(name, "folder" if is_folder else stem, int(size or facts.size), path)
+        if skip_broken and not is_own:
+            raise ValueError(f"broken pictures can be skipped in one's own data only, not in {stem}.")
+        source, path = (scheme.rstrip(":"), stem.removeprefix(scheme)) if is_own else (stem, "")
+        return cls(name, source, int(size or facts.size), path, skip_broken=skip_broken)
 
     @classmethod
-    def find(cls, typed: str, root: str | Path | None = None, size: int | None = None) -> Dataset:
-        """Take what a user typed: a name, or the path of a folder in the working directory or the data folder.
+    def find(
+        cls,
+        typed: str,
+        root: str | Path | None = None,
+        size: int | None = None,
+        *,
+        skip_broken: bool = False,
+        download: bool = False,
+    ) -> Dataset:
+        """Take what a user typed: a name, or a path in the working directory or the data folder.
 
-        `size` is the side of the square images that pictures are cut to; by default 32, and 224 for ImageNet.
+        The result has the absolute path, however it was typed. `size` is the side of the square images that pictures
+        are cut to; by default 32, and 224 for ImageNet. `skip_broken` leaves out pictures that cannot be used.
         """
-        stem, mark, own_size = typed.removeprefix(FOLDER).partition("?size=")
-        if size is not None and mark:
+        stem, own_size, skips = _split_name(typed)
+        if size is not None and own_size is not None:
             raise ValueError(f"the size is named twice, in {typed!r} and as {size}.")
-        suffix = f"{mark}{own_size}" if size is None else f"?size={size}"
-        if typed.startswith(FOLDER) or not (stem in _FACTS or OpenSetSplit.parse(typed)):
-            folder = find_folder(stem, root)
-            if not stem or not folder.is_dir():
-                raise ValueError(f"{stem!r} is neither a known dataset ({', '.join(NAMES)}) nor a folder.")
-            list_folder(folder)  # what has no classes is refused before anything is planned for it
-            stem = f"{FOLDER}{folder}"
-        return cls.parse(f"{stem}{suffix}")
+        settings = [f"size={size or own_size}"] if size or own_size else []
+        settings += [SKIP_BROKEN] if skips or skip_broken else []
+        suffix = f"?{'&'.join(settings)}" if settings else ""
+        if not _scheme_of(stem) and (stem in _FACTS or OpenSetSplit.parse(stem)):
+            return cls.parse(f"{stem}{suffix}")
+        dataset = cls.parse(f"{_find_own(stem, root)}{suffix}")
+        dataset.listing(root, download=download)  # what has no classes is refused before anything is planned for it
+        return dataset
+
+    def listing(self, root: str | Path | None = None, *, download: bool = False) -> Listing:
+        """List the pictures of a user's own data; inside `list_once` at most once."""
+        kept = _LISTINGS.get()
+        key = (self.source, self.path, self.skip_broken)
+        if kept is not None and key in kept:
+            return kept[key]
+        if self.source == "hf":
+            local = find_folder(self.path, root)
+            listing = list_hugging_face(str(local if local.exists() else self.path), download=download)
+        else:
+            listing = (list_table if self.source == "table" else list_folder)(find_folder(self.path, root))
+        listing = without_broken(listing) if self.skip_broken else listing
+        if kept is not None:
+            kept[key] = listing
+        return listing
 
     def with_default_size(self, size: int) -> Dataset:
         """Return the same pictures at another size, unless the name has a size or the images have a fixed one."""
-        fixed = not self._facts.sizes or "?size=" in self.name
-        return self if fixed else Dataset.parse(f"{self.name}?size={size}")
+        fixed = not self._facts.sizes or _split_name(self.name)[1] is not None
+        if fixed:
+            return self
+        stem, mark, rest = self.name.partition(f"?{SKIP_BROKEN}")
+        return Dataset.parse(f"{stem}?size={size}" + (f"&{SKIP_BROKEN}{rest}" if mark else ""))
 
     @property
     def _facts(self) -> _Facts:
@@ -145,8 +188,8 @@ class Dataset:
 
     @property
     def is_own(self) -> bool:
-        """Whether this is a user's folder."""
-        return self.source == "folder"
+        """Whether these are a user's own pictures."""
+        return self.source not in _FACTS
 
     @property
     def is_imagenet(self) -> bool:
@@ -160,13 +203,12 @@ class Dataset:
             return "a third of every class, set aside by a fixed seed"
         if not self.is_own:
             return "the dataset's own"
-        folder = own_test(find_folder(self.path))
-        return "a fifth of every class, set aside by a fixed seed" if folder is None else f"those of {folder}"
+        return "a fifth of every class, set aside by a fixed seed" if self.draws_test() else f"those of {self.path}"
 
     def draws_test(self, root: str | Path | None = None) -> bool:
         """Whether the test images are a part of a folder's own, which is drawn anew where pictures come or go."""
         with suppress(OSError, ValueError):
-            return self.is_own and own_test(find_folder(self.path, root)) is None
+            return self.is_own and self.listing(root).test is None
         return True
 
     def train_counts(self, root: str | Path | None = None) -> list[int] | None:
@@ -177,14 +219,18 @@ class Dataset:
         if not self.is_own:
             return list(counts)
         with suppress(OSError, ValueError):
-            return list_folder(find_folder(self.path, root)).train_counts
+            return self.listing(root).train_counts
         return None
+
+    def test_counts(self, root: str | Path | None = None) -> list[int]:
+        """Count the test images of every class of a user's own data; empty for other data."""
+        return self.listing(root).parts["test"][1] if self.is_own else []
 
     def fingerprint(self, root: str | Path | None = None) -> str | None:
         """Digest the names and sizes of picture files; None without files, or before ImageNet is decoded."""
         with suppress(OSError, ValueError, KeyError):
             if self.is_own:
-                return list_folder(find_folder(self.path, root)).fingerprint
+                return self.listing(root).fingerprint
             if self.is_imagenet:
                 return str(read_json(self._decoded(root) / "splits.json")["fingerprint"])
         return None
@@ -213,9 +259,11 @@ class Dataset:
             reader, state = Dataset.parse(split.source)._reader(root, download, progress)
             return lambda: known_classes(split, reader()), state
         if self.is_own:
-            listing = list_folder(find_folder(self.path, root))
+            listing = self.listing(root, download=download)
             state = (listing.folder.resolve(), listing.state)
-            return lambda: read_folder(listing, self.size, name=self.name), state
+            digest = hashlib.sha256(repr((self.source, str(state[0]), self.size, self.skip_broken)).encode())
+            cache = cache_root() / f"{listing.folder.name}-{digest.hexdigest()[:10]}"
+            return lambda: read_listed(listing, self.size, self.name, cache, progress), state
         if self.source == "digits":
             return read_digits, None
         if self.is_imagenet:
@@ -230,6 +278,52 @@ class Dataset:
         return data_root(self.name, root) / "decoded" / f"{self.source}-{self.size}"
 
 
+_LISTINGS: ContextVar[dict[Hashable, Listing] | None] = ContextVar("listings", default=None)
+
+
+@contextmanager
+def list_once() -> Iterator[None]:
+    """List a user's data at most once inside this block: what is planned and what is read are the same files."""
+    token = _LISTINGS.set({})
+    try:
+        yield
+    finally:
+        _LISTINGS.reset(token)
+
+
+def _split_name(name: str) -> tuple[str, str | None, bool]:
+    """Split a name into its stem, the size and whether broken pictures are skipped; a path may have a ? too."""
+    match = re.fullmatch(rf"(.*)\?(?:size=(\d+)&?)?({SKIP_BROKEN})?", name)
+    if match is None or not (match[2] or match[3]):
+        return name, None, False
+    return match[1], match[2], match[3] is not None
+
+
+def _scheme_of(stem: str) -> str:
+    return next((scheme for scheme in SCHEMES if stem.startswith(scheme)), "")
+
+
+def _find_own(stem: str, root: str | Path | None) -> str:
+    """Name the data at a path, with its absolute path; without a scheme its kind is seen."""
+    scheme = _scheme_of(stem)
+    path = find_folder(stem.removeprefix(scheme), root) if stem != scheme else None
+    if path is not None and scheme == HUGGING_FACE and not path.exists():
+        return stem
+    if path is None or not (path.is_file() if scheme == TABLE else path.exists()):
+        known = f"a known dataset ({', '.join(NAMES)})"
+        raise ValueError(f"{stem.removeprefix(scheme)!r} is neither {known} nor a folder or a table of pictures.")
+    if not scheme:
+        is_saved = any((path / name).is_file() for name in SAVED)
+        scheme = TABLE if path.suffix.lower() in TABLE_SUFFIXES else HUGGING_FACE if is_saved else FOLDER
+    return f"{scheme}{path.resolve()}"
+
+
+def cache_root() -> Path:
+    """Return the folder of decoded images: $MAXSEP_CACHE, or `maxsep` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(CACHE_VARIABLE) or Path(base) / "maxsep").expanduser()
+
+
 def data_root(name: str, root: str | Path | None) -> Path:
     """Return the data folder: what was passed, or else $MAXSEP_DATA."""
     folder = root if root is not None else os.environ.get(ROOT_VARIABLE)
@@ -239,11 +333,15 @@ def data_root(name: str, root: str | Path | None) -> Path:
 
 
 def find_folder(path: str, root: str | Path | None = None) -> Path:
-    """Look a folder up in the working directory, then in the data folder; it may be in neither."""
+    """Look a folder up in the working directory, then in the data folder; it may be in neither.
+
+    A data folder on another machine may hold a copy of an absolute path.
+    """
     here, base = Path(path).expanduser(), root if root is not None else os.environ.get(ROOT_VARIABLE)
-    if here.is_dir() or here.is_absolute() or not base:
+    if here.exists() or not base:
         return here
-    return Path(base).expanduser() / here
+    below = Path(base).expanduser() / here.relative_to(here.anchor)
+    return here if here.is_absolute() and not below.exists() else below
 
 
 def fingerprints_differ(*fingerprints: str | None) -> bool:
@@ -273,7 +371,7 @@ def _measure(images: ImageSet) -> tuple[Tensor, Tensor]:
     """Measure exactly: 256 counts per channel, so no rounding and no float copy of the images."""
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = torch.zeros(images.shape[0], 256, dtype=torch.int64)
-    for batch in torch.split(images.images, 1024):
+    for batch in images.batches(1024):
         counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in batch.unbind(1)]).cpu()
     share = counts.double() / counts.sum(1, keepdim=True)
     mean = (share * values).sum(1)

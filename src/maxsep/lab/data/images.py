@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_CHUNK = 1024  # mapped images that are read at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +25,8 @@ class ImageSet:
     images: Tensor  # uint8 (N, C, H, W)
     labels: Tensor  # int64 (N,)
     classes: tuple[str, ...]  # the position is the label; a class may have no image
+    files: tuple[object, ...] = ()  # of every image its path or name, where images come from picture files
+    rows: Tensor | None = None  # int64 (N,): where the images stand in `images`, which is mapped and stays on the disk
 
     def __post_init__(self) -> None:
         """Check types, shapes and labels: a bad label would fail inside a CUDA kernel."""
@@ -29,10 +34,12 @@ class ImageSet:
             raise ValueError(f"images must be uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}.")
         if not self.classes:
             raise ValueError("classes must name at least one class.")
-        check_labels(self.labels, len(self.classes), len(self.images))
+        check_labels(self.labels, len(self.classes), len(self.images if self.rows is None else self.rows))
+        if self.files and len(self.files) != len(self):
+            raise ValueError(f"files must be one for each of {len(self)} images, got {len(self.files)}.")
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.labels)
 
     @property
     def num_classes(self) -> int:
@@ -51,16 +58,33 @@ class ImageSet:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
+    @property
+    def bytes(self) -> int:
+        """Memory that the images take, or would take if they are mapped."""
+        return len(self) * math.prod(self.shape)
+
     def subset(self, indices: Tensor) -> ImageSet:
-        """Take the images at these positions (int64, in this order); the classes stay."""
+        """Take the images at these positions (int64, in this order); the classes stay. Mapped images are not read."""
         indices = indices.to(self.images.device)
         if torch.equal(indices, torch.arange(len(self), device=indices.device)):
-            return self  # indexing would copy a mapped file into memory
-        return ImageSet(self.images[indices], self.labels[indices], self.classes)
+            return self
+        files = tuple(self.files[position] for position in indices.tolist()) if self.files else ()
+        labels = self.labels[indices]
+        if self.rows is not None:
+            return replace(self, labels=labels, files=files, rows=self.rows[indices])
+        return ImageSet(self.images[indices], labels, self.classes, files)
 
     def to(self, device: torch.device | str, *, images: bool = True) -> ImageSet:
         """Move the labels to a device, and the images too unless `batch` is to move them a few at a time."""
-        return ImageSet(self.images.to(device) if images else self.images, self.labels.to(device), self.classes)
+        labels = self.labels.to(device)
+        if not images or self.images.device == labels.device:
+            return replace(self, labels=labels)
+        if self.rows is None:
+            return replace(self, images=self.images.to(device), labels=labels)
+        moved = torch.empty(len(self), *self.shape, dtype=torch.uint8, device=device)
+        for rows, place in zip(torch.split(self.rows, _CHUNK), torch.split(moved, _CHUNK), strict=True):
+            place.copy_(self.images.index_select(0, rows))
+        return replace(self, images=moved, labels=labels, rows=None)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images at these positions (int64, (B,), on the device of the images), and their labels.
@@ -69,6 +93,7 @@ class ImageSet:
         """
         device = self.labels.device
         labels = self.labels.index_select(0, indices.to(device, non_blocking=True))
+        indices = indices if self.rows is None else self.rows.index_select(0, indices)
         if self.images.device == device:
             return self.images.index_select(0, indices), labels
         picked = torch.empty(len(indices), *self.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -77,7 +102,11 @@ class ImageSet:
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Yield all images in order, `size` at a time, on the device of the labels."""
-        for images in torch.split(self.images, size):
+        if self.rows is None:
+            parts: Iterable[Tensor] = torch.split(self.images, size)
+        else:
+            parts = (self.images.index_select(0, rows) for rows in torch.split(self.rows, size))
+        for images in parts:
             yield images.to(self.labels.device, non_blocking=True)
 
 
@@ -102,7 +131,7 @@ class Splits:
     def bytes(self) -> int:
         """Memory of the images of all splits."""
         splits = (self.train, self.test, self.calibration)
-        return sum(split.images.nbytes for split in splits if split is not None)
+        return sum(split.bytes for split in splits if split is not None)
 
     def to(self, device: torch.device | str, *, images: bool = True) -> Splits:
         """Move all splits to a device, or their labels only."""
@@ -142,11 +171,7 @@ def hold_out(labels: Tensor, fraction: float, seed: int = 0, least: int = 1) -> 
 
 
 def held_counts(counts: Sequence[int], fraction: float, least: int = 1) -> list[int]:
-    """Return how many images of every class `hold_out` holds out.
-
-    >>> held_counts([1, 3, 4, 20], 0.2, least=2)
-    [0, 1, 2, 4]
-    """
+    """Return how many images of every class `hold_out` holds out."""
     return [min(max(least if n >= 2 * least else 1, round(fraction * n)), n - 1) if n else 0 for n in counts]
 
 

@@ -87,14 +87,14 @@ def _read_cifar(
     for file in files[part]:
         batch = _unpickle(folder / file)
         rows: Any = batch.get("data")
-        own: Any = batch.get(key)
+        batch_labels: Any = batch.get(key)
         if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape[1:] != (_PIXELS,):
             raise DataError(folder / file, f"'data' must be a uint8 array of shape (N, {_PIXELS})")
-        is_list = isinstance(own, list) and len(own) == len(rows)
-        if not is_list or not all(type(label) is int and 0 <= label < num for label in own):
+        is_list = isinstance(batch_labels, list) and len(batch_labels) == len(rows)
+        if not is_list or not all(type(label) is int and 0 <= label < num for label in batch_labels):
             raise DataError(folder / file, f"{key!r} must be {len(rows)} labels from 0 to {num - 1}")
         pixels.append(rows)
-        labels += own
+        labels += batch_labels
     images = torch.from_numpy(np.concatenate(pixels)).view(-1, 3, 32, 32)
     result = ImageSet(images, torch.tensor(labels, dtype=torch.int64), tuple(names))
     if len(set(result.class_counts)) > 1:
