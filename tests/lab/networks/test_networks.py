@@ -28,6 +28,8 @@ COUNTS = {
     ("resnet50", 1000): 25_557_032,
     ("resnet152", 1000): 60_192_808,
     ("vit", 10): 2_693_194,
+    ("vgg32", 5, 2): 853_710,  # features in the plane
+    ("vgg32", 3, 2): 853_706,
 }
 SHAPES = dict.fromkeys(networks.names(), (3, 32, 32)) | {"mlp": (1, 8, 8)}
 
@@ -36,19 +38,12 @@ def kinds(network, kind):
     return [module for module in network.modules() if isinstance(module, kind)]
 
 
-@pytest.mark.parametrize(("name", "outputs"), COUNTS)
-def test_parameter_counts_are_those_of_the_protocols(name, outputs):
+@pytest.mark.parametrize("key", COUNTS, ids=str)
+def test_parameter_counts_are_those_of_the_protocols(key):
+    name, outputs, *size = key
     with torch.device("meta"):
-        network = networks.build(name, outputs)
-    assert sum(parameter.numel() for parameter in network.parameters()) == COUNTS[name, outputs]
-
-
-@pytest.mark.parametrize(("outputs", "size"), [(5, 853_710), (3, 853_706)])
-def test_a_vgg_with_features_in_the_plane_has_the_protocols_size(outputs, size):
-    with torch.device("meta"):
-        network = networks.build("vgg32", outputs, feature_size=2)
-    assert network.num_features == 2
-    assert sum(parameter.numel() for parameter in network.parameters()) == size
+        network = networks.build(name, outputs, **({"feature_size": size[0]} if size else {}))
+    assert sum(parameter.numel() for parameter in network.parameters()) == COUNTS[key]
 
 
 @pytest.mark.parametrize("name", networks.names())

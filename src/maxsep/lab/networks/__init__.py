@@ -6,11 +6,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from maxsep.lab.networks.external import LIBRARIES, build_external
+from maxsep.lab.networks.external import LIBRARIES, build_external, scaled_shape
+from maxsep.lab.networks.pretrained import Inputs, expected_inputs, is_file, load_weights, split_name
 from maxsep.lab.networks.resnet import ResNet32, ResNet34, ResNet50, ResNet152, WideResNet40
 from maxsep.lab.networks.small import MLP, VGG32, ConvNet, Network, Shape, VisionTransformer
 
-__all__ = ["MLP", "Network", "Shape", "build", "check_name", "names"]
+__all__ = [
+    "MLP", "Inputs", "Network", "Shape", "build", "check_name", "expected_inputs", "is_file", "load_weights", "names",
+    "scaled_shape", "split_name",
+]  # fmt: skip
 
 _NETWORKS: dict[str, Callable[..., Network]] = {
     "convnet": ConvNet,
@@ -28,19 +32,12 @@ _ALIASES = {"alexnet": "convnet", "resnet": "resnet34"}
 
 
 def names() -> list[str]:
-    """List the networks of this package; `torchvision/NAME` and `timm/NAME` work too.
-
-    >>> names()[:4]
-    ['convnet', 'mlp', 'resnet152', 'resnet32']
-    """
+    """List the networks of this package; `torchvision/NAME` and `timm/NAME` work too."""
     return sorted(_NETWORKS)
 
 
 def check_name(name: str, **options: Any) -> None:
-    """Raise ValueError for an unknown network or option; torchvision and timm check theirs when they build.
-
-    >>> check_name("vgg32", feature_size=2)
-    """
+    """Raise ValueError for an unknown network or option; torchvision and timm check theirs when they build."""
     if name.partition("/")[0] in LIBRARIES:
         return
     if _ALIASES.get(name, name) not in _NETWORKS:
@@ -54,12 +51,10 @@ def check_name(name: str, **options: Any) -> None:
 
 
 def build(name: str, num_outputs: int, **options: Any) -> Network:
-    """Build a network with a linear head.
+    """Build a network with a linear head: one of `names()`, `torchvision/NAME` or `timm/NAME`.
 
-    Args:
-        name: One of `names()`, an alias (`resnet`, `alexnet`), `torchvision/NAME` or `timm/NAME`.
-        num_outputs: Outputs of the head, at least 1.
-        **options: The network's own; all take `shape`, the (channels, height, width) of an image.
+    All take the option `shape`, the (channels, height, width) of an image; networks of torchvision and timm take
+    `image_size`, the side to which they scale images.
 
     >>> network = build("resnet32", 10)
     >>> network.num_features, network.head
@@ -67,7 +62,9 @@ def build(name: str, num_outputs: int, **options: Any) -> Network:
     """
     if num_outputs < 1:
         raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
-    check_name(name, **{key: value for key, value in options.items() if key != "shape"})
+    check_name(name, **{key: value for key, value in options.items() if key not in ("shape", "image_size")})
     if name.partition("/")[0] in LIBRARIES:
         return build_external(name, num_outputs, **options)
+    if options.pop("image_size", 0):
+        raise ValueError(f"image_size must be 0 for {name!r}: only torchvision/NAME and timm/NAME scale their images.")
     return _NETWORKS[_ALIASES.get(name, name)](num_outputs, **options)

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maxsep.lab.networks.small import Network, Shape
@@ -16,29 +17,34 @@ LIBRARIES = ("torchvision", "timm")
 
 
 class External(Network):
-    """A backbone of another library, without its classifier, and a linear head."""
+    """A backbone of another library, without its classifier, and a linear head; scales images to `image_size`."""
 
-    def __init__(self, backbone: nn.Module, num_features: int, num_outputs: int) -> None:
+    def __init__(self, backbone: nn.Module, num_features: int, num_outputs: int, image_size: int = 0) -> None:
         super().__init__()
+        self.image_size = image_size
         self.num_features = num_features
         self.backbone = backbone
         self.head = nn.Linear(num_features, num_outputs)
 
     def features(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) to the backbone's features (B, num_features)."""
+        height, width = images.shape[2:]
+        if self.image_size and (height, width) != (self.image_size, self.image_size):
+            # scaling commutes with normalisation, so it may come after it, on the device
+            shrinks, size = max(height, width) > self.image_size, (self.image_size, self.image_size)
+            images = F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=shrinks)
         features: Tensor = self.backbone(images)
         return features
 
 
-def build_external(name: str, num_outputs: int, *, shape: Shape | None = None, **options: Any) -> External:
+def build_external(
+    name: str, num_outputs: int, *, shape: Shape | None = None, image_size: int = 0, **options: Any
+) -> External:
     """Build `torchvision/NAME` or `timm/NAME`, randomly initialised unless `options` ask for weights.
 
-    Raises:
-        ImportError: The library is missing, or its compiled part does not match this torch.
-        ValueError: The library has no such model, or the model has no linear classifier.
+    With an `image_size` the network scales images of `shape` to squares of this side.
     """
-    library, _, model = name.partition("/")
-    backbone = (_create_timm if library == "timm" else _create_torchvision)(model, shape, options)
+    backbone = create(name, scaled_shape(shape, image_size), options)
     widths: list[int] = []
 
     def remove(classifier: nn.Linear) -> nn.Module:
@@ -51,11 +57,22 @@ def build_external(name: str, num_outputs: int, *, shape: Shape | None = None, *
             raise ValueError(f"it has {len(widths)} of them, with auxiliary or distilled ones")
     except ValueError as error:
         raise ValueError(f"{name} does not end in one linear classifier: {error}.") from error
-    return External(backbone, widths[0], num_outputs)
+    return External(backbone, widths[0], num_outputs, image_size)
+
+
+def scaled_shape(shape: Shape | None, image_size: int) -> Shape | None:
+    """Return the shape of images that are scaled to a side; 0 leaves them alone."""
+    return (shape[0], image_size, image_size) if shape and image_size else shape
+
+
+def create(name: str, shape: Shape | None, options: dict[str, Any]) -> Any:
+    """Build a model of a library, with its own classifier."""
+    library, _, model = name.partition("/")
+    return (_create_timm if library == "timm" else _create_torchvision)(model, shape, options)
 
 
 def _create_timm(model: str, shape: Shape | None, options: dict[str, Any]) -> Any:
-    timm = _import("timm")
+    timm = import_library("timm")
     if not timm.is_model(model):
         raise ValueError(f"timm has no model named {model!r}; see timm.list_models().")
     if shape is not None:
@@ -68,7 +85,7 @@ def _create_timm(model: str, shape: Shape | None, options: dict[str, Any]) -> An
 
 
 def _create_torchvision(model: str, shape: Shape | None, options: dict[str, Any]) -> Any:
-    models = _import("torchvision.models")
+    models = import_library("torchvision.models")
     if model not in models.list_models(module=models):
         raise ValueError(f"torchvision has no model named {model!r}; see torchvision.models.list_models().")
     if shape is not None and shape[0] != 3:
@@ -76,7 +93,8 @@ def _create_torchvision(model: str, shape: Shape | None, options: dict[str, Any]
     return models.get_model(model, **options)
 
 
-def _import(module: str) -> Any:
+def import_library(module: str) -> Any:
+    """Import torchvision or timm; an ImportError says what to install."""
     try:
         return load_package(module, "vision")
     except (ImportError, RuntimeError, AttributeError, OSError) as error:

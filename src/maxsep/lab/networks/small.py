@@ -22,6 +22,8 @@ class Network(nn.Module):
 
     num_features: int
     head: nn.Module
+    image_size: int = 0
+    """The side to which the network scales its images; 0 if it takes them as they are."""
     head_options: ClassVar[Mapping[str, Any]] = {}
     """Default options of a head on this network, such as `bias=False`."""
 
