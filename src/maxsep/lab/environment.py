@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+import shlex
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,11 +21,7 @@ ROOM = 0.6
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Return the device of a name; `auto` is a GPU where torch has one.
-
-    >>> pick_device("cpu")
-    device(type='cpu')
-    """
+    """Return the device of a name; `auto` is a GPU where torch has one."""
     if name not in DEVICES:
         raise ValueError(f"unknown device {name!r}. Known: {', '.join(DEVICES)}.")
     available = torch.cuda.is_available()
@@ -32,13 +30,9 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def default_precision(name: str = "auto") -> str:
-    """Return the precision that suits a device: bfloat16 on a GPU, float32 on a CPU.
-
-    >>> default_precision("cpu")
-    '32-true'
-    """
-    return "bf16-mixed" if pick_device(name).type == "cuda" else "32-true"
+def default_precision(name: str = "auto", on_gpu: bool | None = None) -> str:
+    """Return the precision that suits a device, or other machines: bfloat16 on a GPU, float32 on a CPU."""
+    return "bf16-mixed" if (pick_device(name).type == "cuda" if on_gpu is None else on_gpu) else "32-true"
 
 
 def fits(num_bytes: int, device: torch.device) -> bool:
@@ -48,11 +42,7 @@ def fits(num_bytes: int, device: torch.device) -> bool:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python, torch, CUDA and the packages that decide a run's numbers.
-
-    >>> sorted(versions())[:3]
-    ['cuda', 'cudnn', 'lightning-fabric']
-    """
+    """Return the versions of Python, torch, CUDA and the packages that decide a run's numbers."""
     # maxsep and torch name their own: either may run from a source tree that no package manager knows
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
     return {
@@ -74,6 +64,13 @@ def source(folder: Path) -> str:
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def command_line() -> str:
+    """Return the command that this process was started with; a spawned process has that of its parent."""
+    program = Path(sys.argv[0])
+    is_maxsep = program.name in ("maxsep", "maxsep.exe") or program.parent.name == "maxsep"  # or python -m maxsep
+    return shlex.join([*(("maxsep",) if is_maxsep else ("python", program.name)), *sys.argv[1:]])
 
 
 def commit(folder: Path) -> str | None:

@@ -98,7 +98,7 @@ class Run:
         with _run_error():
             sums = files.read_sums(self.folder)
         if sums is None:  # one text for all runs: Python shows it once
-            warnings.warn(f"runs without {MANIFEST} were read: damage to them cannot be noticed.", stacklevel=2)
+            warnings.warn(f"runs without {MANIFEST} were read: damage to them cannot be noticed.", stacklevel=1)
         return sums
 
     def _content(self, name: str) -> bytes | None:
@@ -195,6 +195,19 @@ class Run:
                 files.check_sum(path, files.sha256_of(path), self._sums)
             return files.parse_file(path, load_file)
 
+    def verify(self) -> None:
+        """Raise RunError if a file that a finished training wrote is there and differs from its sum.
+
+        What a step after training adds, such as `detection.json`, is compared when it is read: it may be in writing.
+        """
+        if self.state != "finished":
+            return
+        with _run_error():
+            sums = files.read_sums(self.folder) or {}
+            for name in ("result.json", "spec.json", "metrics.jsonl", WEIGHTS):
+                if name in sums and (path := self.folder / name).is_file():
+                    files.check_sum(path, files.sha256_of(path), sums)
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run against other processes; raise BlockingIOError if one of them holds it.
@@ -242,7 +255,8 @@ class Run:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add an epoch's line to `metrics.jsonl`."""
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self.folder / "metrics.jsonl"
+        with files.naming(path, path), path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
 
     def rewrite_history(self, rows: list[dict[str, Any]]) -> None:

@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SAMPLERS = ("instance", "class_balanced")
@@ -21,13 +23,14 @@ LDAM_SCALE = 30.0
 """Default factor of the cosines in the loss `ldam`."""
 SHARED_BY_STAGES = (
     *("dataset", "imbalance", "subset_seed", "data_order", "validation", "calibration", "max_train", "max_test"),
-    *("normalisation", "network", "network_options", "head", "radius", "class_order", "head_options", "precision"),
-    "seed",
+    *("normalisation", "network", "network_options", "weights", "weights_options", "image_size"),
+    *("head", "radius", "class_order", "head_options", "precision", "seed"),
 )
 """Fields that must agree in all stages of a run: the data, the network and the seed."""
 
 Options = tuple[tuple[str, Any], ...]
 """Keyword options as sorted pairs: hashable, and the same on disk in whatever order they were written."""
+_TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "int | None": int | None, "float": int | float}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,13 @@ class RunSpec:
     network: str = "mlp"
     network_options: Options = ()
     """Arguments of the network's constructor, such as `feature_size` of vgg32."""
+    weights: str = ""
+    """Where the backbone starts: "" is drawn from the seed; the SHA-256 of a file of weights (`Execution.weights` says
+    where it is); "pretrained" for timm's own weights; a name such as DEFAULT for torchvision's."""
+    weights_options: Options = ()
+    """Key map: a tensor of the file whose name begins with a key gets a name that begins with its value."""
+    image_size: int = 0
+    """If positive: torchvision and timm networks scale the images to squares of this side, on the device."""
     head: str = "maxsep"
     radius: float = 1.0
     class_order: str | tuple[int, ...] | None = None
@@ -83,11 +93,16 @@ class RunSpec:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
+    freeze_epochs: int = 0
+    """The head alone is trained in this many epochs, at most half of all, before the backbone is trained too."""
+    stem_rate: float = 1.0
+    """The first layer's learning rate over that of the head; between them the rate rises in equal ratios."""
     clip_norm: float = 0.0
     """If positive: the gradient is scaled down to this norm where it is longer."""
     schedule: str = "cosine"
     schedule_options: Options = ()
     evaluate_every: int = 10
+    """Epochs between evaluations; 0: once, after the last epoch, so that nobody can choose an epoch by test images."""
     precision: str = "32-true"
     seed: int = 0
 
@@ -108,8 +123,11 @@ class RunSpec:
     def __post_init__(self) -> None:
         """Normalise types, so that equal specs have one name, and refuse values that no run can have."""
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "float" and isinstance(value, int):
+            value: Any = getattr(self, field.name)
+            kind = _TYPES.get(str(field.type))
+            if kind and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+                raise ValueError(f"{field.name} must be of type {field.type}, got {value!r}.")
+            if field.type == "float":
                 value = float(value)
             elif field.type == "Options":
                 value = options(**dict(value))
@@ -118,6 +136,8 @@ class RunSpec:
             if not holds:
                 raise ValueError(f"{name} must be {allowed}, got {getattr(self, name)!r}.")
         first = self.start_from
+        if not isinstance(first, RunSpec | None):
+            raise ValueError(f"start_from must be a RunSpec or None, got {first!r}.")
         if first and (differing := [name for name in SHARED_BY_STAGES if getattr(first, name) != getattr(self, name)]):
             raise ValueError(f"a run and the run it starts from must agree in {', '.join(differing)}.")
 
@@ -144,19 +164,28 @@ class RunSpec:
         }
         for name in ("validation", "calibration"):
             rules[name] = 0 <= getattr(self, name) < 1, "a fraction in [0, 1)"
-        for name in ("radius", "head_rate", "head_start"):
+        for name in ("radius", "head_rate", "head_start", "stem_rate"):
             rules[name] = 0 < getattr(self, name) < math.inf, "a positive finite number"
-        for name in ("mixup", "clip_norm", "head_decay"):
+        for name in ("mixup", "clip_norm", "head_decay", "learning_rate", "weight_decay"):
             rules[name] = 0 <= getattr(self, name) < math.inf, "0 or a positive finite number"
-        for name in ("epochs", "batch_size", "evaluate_every"):
+        for name in ("epochs", "batch_size"):
+            rules[name] = getattr(self, name) >= 1, "a whole number of at least 1"
+        for name in ("image_size", "freeze_epochs", "evaluate_every"):
+            rules[name] = getattr(self, name) >= 0, "a whole number of at least 0"
+        for name in ("max_train", "max_test"):
             value = getattr(self, name)
-            rules[name] = isinstance(value, int) and value >= 1, "a whole number of at least 1"
+            rules[name] = value is None or value >= 1, "None or a whole number of at least 1"
+        rules["subset_seed"] = 0 <= self.subset_seed < 2**32, "a whole number from 0 to 2^32 - 1"
         return rules
 
     @property
     def trained_epochs(self) -> int:
         """How many epochs are trained: `epochs`, or `stop_after` of them."""
         return self.stop_after or self.epochs
+
+    def is_frozen(self, epoch: int) -> bool:
+        """Whether the head alone is trained in an epoch, counted from 0."""
+        return epoch < min(self.freeze_epochs, self.epochs // 2)
 
     @property
     def reweights(self) -> bool:
@@ -168,7 +197,8 @@ class RunSpec:
         """The run's folder name: readable parts, then a digest of the whole spec."""
         tail = "" if self.imbalance == 1 else f"-lt{self.imbalance:g}"
         head = self.head if self.radius == 1 else f"{self.head}-r{self.radius:g}"
-        dataset = "".join(c if c.isalnum() or c in "._+" else "_" for c in self.dataset)
+        title = re.sub(r"^\w+:(.*/)?(?=[^/?])", "", self.dataset)[:60]  # of a path the last part
+        dataset = "".join(c if c.isalnum() or c in "._+" else "_" for c in title)
         network = self.network.replace("/", "_")
         stage = "" if self.start_from is None else f"-stage{self.stage}"
         return f"{dataset}{tail}-{network}-{head}{stage}-s{self.seed}-{self.digest}"
@@ -234,13 +264,19 @@ class RunSpec:
 class Execution:
     """How a run is computed: it changes the time, and at most the last bits, of the result.
 
-    None stands for what suits the device: on a GPU compilation, channels-last memory and a CUDA graph, on a CPU none.
+    None stands for what suits the device: on a GPU compilation, channels-last memory and a CUDA graph, on a CPU none
+    but channels-last memory with a file of weights.
     """
 
     device: str = "auto"
     """auto, cpu or cuda."""
     devices: int = 1
-    """Number of processes; more than one trains with DDP."""
+    """Number of processes of this machine; more than one, or more machines under torchrun, train with DDP."""
+    sharded: bool = False
+    """Shard weights, gradients and optimiser state over all processes (FSDP2); under torchrun, without `compile`."""
+    accumulate: int = 1
+    """Parts into which every process splits its batch, to save memory: their gradients add up to that of the batch.
+    Batch normalisation sees a part at a time, as it sees the share of one process."""
     compile: bool | None = None
     channels_last: bool | None = None
     cuda_graph: bool | None = None
@@ -251,27 +287,34 @@ class Execution:
     """Epochs between resume points, unless saving them would take more than a fiftieth of the time."""
     checkpoint_steps: int | None = None
     """If set: steps between resume points, whatever they cost."""
+    weights: Path | None = None
+    """Path of the file whose SHA-256 is `RunSpec.weights`; not recorded."""
+    tensorboard: bool = False
+    """Write the numbers of every epoch for TensorBoard too; not recorded."""
 
     def __post_init__(self) -> None:
         """Refuse counts below 1."""
-        for name in ("devices", "threads", "checkpoint_every", "checkpoint_steps"):
+        for name in ("devices", "accumulate", "threads", "checkpoint_every", "checkpoint_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
 
-    def resolve(self, device_type: str) -> Execution:
-        """Replace None by what suits a device: "cuda" or "cpu"."""
+    def resolve(self, device_type: str, processes: int | None = None) -> Execution:
+        """Replace None by what suits a device, "cuda" or "cpu", and the number of processes on all machines."""
         on_gpu = device_type == "cuda"
         suited: dict[str, Any] = {
-            "compile": on_gpu,
-            "channels_last": on_gpu,
-            "cuda_graph": on_gpu and self.devices == 1,
+            "compile": on_gpu and not self.sharded,
+            # pretrained convolutional networks are half as fast without it on a CPU, too
+            "channels_last": on_gpu or self.weights is not None,
+            "cuda_graph": on_gpu and (processes or self.devices) == 1 and not self.sharded,
         }
         return dataclasses.replace(self, **{name: v for name, v in suited.items() if getattr(self, name) is None})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON types."""
-        return dataclasses.asdict(self)
+        """Return the fields as plain JSON types, without those that say nothing on another machine."""
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name not in ("weights", "tensorboard")
+        }
 
 
 def options(**values: Any) -> Options:

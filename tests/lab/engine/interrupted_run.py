@@ -4,6 +4,7 @@ It is a script of its own so that children can be forked from a process in which
 a child then costs milliseconds instead of the seconds of an import.
 """
 
+import functools
 import json
 import os
 import random
@@ -54,11 +55,10 @@ def finish(pid):
         sys.exit(f"a child ended with status {status}")
 
 
-def kill_at(pid, flag, delay=0.0):
-    """Kill a process without mercy some time after it has set its flag."""
+def kill_at(pid, flag):
+    """Kill a process without mercy once it has set its flag."""
     while not flag.exists():
         time.sleep(0.005)
-    time.sleep(delay)
     if os.waitpid(pid, os.WNOHANG) != (0, 0):
         sys.exit("the run was over before it could be killed: make it longer")
     os.kill(pid, signal.SIGKILL)
@@ -66,13 +66,13 @@ def kill_at(pid, flag, delay=0.0):
     flag.unlink()  # not before: the process would set it again
 
 
-def slow_steps(flag):
-    """Slow the steps down, so that kills hit them, and say when the first whole batch is done and compiled."""
-    call = step.Step.__call__
+def slow_steps(flag, count):
+    """Slow the steps down, so that kills hit them, and say when so many whole batches are done."""
+    call, left = step.Step.__call__, iter(range(count))
 
     def slow(self, indices):
         loss = call(self, indices)
-        if len(indices) == SPEC.batch_size:
+        if len(indices) == SPEC.batch_size and next(left, None) is None:
             flag.touch()
         time.sleep(0.01)
         return loss
@@ -125,7 +125,7 @@ def train_with_kills(work, clock):
     flag = work / "flag"
     kill_at(start(work, lambda: halt_before_short_batch(flag)), flag)
     for _ in range(KILLS):
-        kill_at(start(work, lambda: slow_steps(flag)), flag, clock.uniform(0.05, 0.35))
+        kill_at(start(work, functools.partial(slow_steps, flag, clock.randrange(20))), flag)
     kill_at(start(work, lambda: halt_in_save(flag)), flag)
     finish(start(work))
 

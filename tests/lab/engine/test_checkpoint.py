@@ -54,6 +54,16 @@ def test_the_last_two_points_are_kept(tmp_path):
     assert load_point(tmp_path).model["weight"][0, 0, 0, 1] == 4
 
 
+def test_points_are_ordered_by_number(tmp_path):
+    """By name, save_1000000 would come before save_999999 and be deleted as the older one."""
+    save_point(tmp_path, point(1.0)).rename(tmp_path / "save_999999")
+    for value in (2.0, 3.0):
+        save_point(tmp_path, point(value))
+    assert names(tmp_path) == ["save_1000000", "save_1000001"]
+    shutil.copytree(tmp_path / "save_1000000", tmp_path / "save_9")
+    assert load_point(tmp_path).model["weight"][0, 0, 0, 1] == 3
+
+
 def damage(path, offset, change):
     content = bytearray(path.read_bytes())
     if change == "truncate":
@@ -99,13 +109,13 @@ def test_nonsense_under_a_good_manifest_is_refused(tmp_path):
         read_point(path)
 
 
-def failing(function, failures):
+def failing(function, failures, number=errno.ENOSPC):
     """Fail the calls whose index is in `failures`."""
     calls = iter(range(10_000))
 
     def wrapped(*args, **kwargs):
         if next(calls) in failures:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(number, os.strerror(number))
         return function(*args, **kwargs)
 
     return wrapped
@@ -122,12 +132,13 @@ def test_one_failed_call_is_survived(tmp_path, monkeypatch, function, call):
     assert load_point(tmp_path).model["weight"][0, 0, 0, 1] == 2
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
 @pytest.mark.parametrize("function", ["write", "fsync", "mkdir", "rename"])
-def test_a_full_disk_leaves_earlier_points_and_no_litter(tmp_path, monkeypatch, function):
+def test_a_disk_that_refuses_leaves_earlier_points_and_no_litter(tmp_path, monkeypatch, function, number):
     save_point(tmp_path, point(1.0))
     with monkeypatch.context() as patch:
-        patch.setattr(os, function, failing(getattr(os, function), range(10_000)))
-        with pytest.raises(CheckpointError, match=r"save_000001 \([\d,]+ bytes\).*No space left"):
+        patch.setattr(os, function, failing(getattr(os, function), range(10_000), number))
+        with pytest.raises(CheckpointError, match=rf"save_000001 \([\d,]+ bytes\).*{os.strerror(number)}"):
             save_point(tmp_path, point(2.0))
     assert names(tmp_path) == ["save_000000"]
     assert load_point(tmp_path).model["weight"][0, 0, 0, 1] == 1

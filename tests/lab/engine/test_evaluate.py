@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import f1_score
 from torch import nn
 
 from maxsep import detect
@@ -53,6 +54,10 @@ def test_metrics_are_those_of_a_hand_count():
     assert metrics["loss"] == pytest.approx(LOSS(logits, torch.tensor([0, 0, 5, 5])).item())
     uneven = measure(outputs(torch.tensor([[1.0, 0.0]] * 10), [0] * 9 + [1]), LOSS)
     assert (uneven["top1"], uneven["balanced"], uneven["top5"]) == (0.9, 0.5, 1.0)
+    assert uneven["macro_f1"] == pytest.approx(9 / 19)  # of 2 * 9 / (9 + 10) and 0
+    logits, labels = torch.randn(60, 4), torch.randint(3, (60,))  # class 3 is predicted and has no image
+    expected = f1_score(labels, logits.argmax(1), labels=[0, 1, 2], average="macro")
+    assert measure(Outputs(logits, logits, labels), LOSS)["macro_f1"] == pytest.approx(expected)
 
 
 def test_the_calibration_error_is_that_of_the_scaled_logits():
@@ -90,11 +95,14 @@ def test_prediction_covers_all_images_in_order_and_restores_the_mode(monkeypatch
     parts = predict(pipeline, images)
     assert pipeline.training
     assert pipeline.network.training
+    predict(pipeline.eval(), images)
+    assert (pipeline.training, pipeline.network.training) == (False, False)
     torch.testing.assert_close(whole.logits, parts.logits)
     torch.testing.assert_close(pipeline.network.head(whole.features), whole.logits)
     assert not whole.logits.requires_grad
     monkeypatch.undo()
-    assert (batch_of((3, 32, 32)), batch_of((3, 224, 224))) == (1000, 256)
+    assert (batch_of((3, 32, 32), "cuda"), batch_of((3, 224, 224), "cuda")) == (1000, 256)
+    assert (batch_of((1, 8, 8), "cpu"), batch_of((3, 32, 32), "cpu"), batch_of((3, 999, 999), "cpu")) == (1000, 256, 1)
 
 
 def numbered(counts, first):
@@ -228,6 +236,9 @@ def test_the_model_is_rebuilt_and_scores_the_same(folder, tmp_path):
     model, spec = load_model(folder)
     assert torch.equal(state, torch.get_rng_state())
     assert (spec, model.training, Run(folder).unknown) == (Run(folder).spec, False, None)
+    pipeline = MODULE.load_pipeline(folder)
+    predict(pipeline, prepare(spec).test)
+    assert (pipeline.training, pipeline.network.training) == (False, False)
     scaled = run(tmp_path, RunSpec(head="cosine", loss="ldam", epochs=10, batch_size=64))
     assert Run(scaled).metrics["ece"] < 0.1, "of the bare cosines it is above one half"
     for each in (folder, scaled):

@@ -69,6 +69,8 @@ def test_the_papers_cosine_and_step_decay_change_once_an_epoch():
     assert learning_rate(spec, 7, 3, 98) == learning_rate(spec, 7, 97, 98)
     spec = RunSpec(schedule="step", epochs=90, schedule_options=options(every=30, factor=0.1))
     assert rates(spec, *range(90)) == [0.1 * 0.1**fallen for fallen in range(3) for _ in range(30)]
+    spec = RunSpec(schedule="step", epochs=10, schedule_options=options(every=4, factor=0.5))
+    assert rates(spec, *range(10)) == [0.1] * 4 + [0.05] * 4 + [0.025] * 2
 
 
 def test_ldam_and_mislas_warm_up_fall_twice_and_stretch_with_the_run():
@@ -81,6 +83,13 @@ def test_ldam_and_mislas_warm_up_fall_twice_and_stretch_with_the_run():
         assert rates(short, 39, 40, 44, 45, 49) == rates(long, 159, 160, 179, 180, 199)
 
 
+@pytest.mark.parametrize(("epochs", "first", "second"), [(7, 6, 6), (33, 26, 30), (1, 1, 1), (13, 10, 12)])
+def test_ldam_falls_at_the_nearest_epoch_where_the_run_does_not_divide(epochs, first, second):
+    spec = RunSpec(schedule="ldam", epochs=epochs, schedule_options=options(warmup=0))
+    expected = [0.1 if e < first else 1e-3 if e < second else 1e-5 for e in range(epochs)]
+    assert rates(spec, *range(epochs)) == pytest.approx(expected)
+
+
 def test_cosine_per_step_counts_updates_from_one_to_the_floor():
     spec = RunSpec(schedule="cosine_steps", epochs=100)
     updates = range(1, 100 * 391 + 1)
@@ -88,6 +97,8 @@ def test_cosine_per_step_counts_updates_from_one_to_the_floor():
     found = [learning_rate(spec, epoch, step, 391) for epoch in range(100) for step in range(391)]
     assert found == pytest.approx(expected, rel=1e-12, abs=0)
     assert all(later < earlier for earlier, later in itertools.pairwise(found))
+    cold, warm = (spec.replace(epochs=3, schedule_options=options(ramp=epochs)) for epochs in (0, 9))  # half of 9 steps
+    assert learning_rate(warm, 0, 0, 3) == pytest.approx(learning_rate(cold, 0, 0, 3) / 4.5, rel=1e-12)
 
 
 def falling(epoch, length=200):

@@ -22,7 +22,7 @@ def test_a_dozen_kills_change_no_bit_and_forgotten_state_would(tmp_path, options
     # one process compiles; all others take the program from the cache on disk
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     found = report("interrupted_run.py", tmp_path, *options, **cache)
-    # ten kills come from a seeded random clock, one inside a save, one just before the short last batch
+    # ten kills come after numbers of steps drawn by a seed, one inside a save, one just before the short last batch
     assert found["resumed"] >= 6  # so many processes reached a resume point of their own
     assert found["compiled"] is bool(options)
     assert found["left"] == ["MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]

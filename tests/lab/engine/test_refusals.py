@@ -1,15 +1,21 @@
 """What is refused before training, and what is seen of a run while it trains."""
 
+import hashlib
 import importlib
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from maxsep.lab.data import Dataset, prepare, subsets
+from maxsep.lab.engine import progress as progress_module
 from maxsep.lab.engine import train
+from maxsep.lab.engine.progress import Progress
 from maxsep.lab.engine.train import check_names, dry_run, make_fabric
-from maxsep.lab.engine.trainer import Progress
+from maxsep.lab.engine.trainer import DeadlineError
+from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec, options
 
 SPEC = RunSpec(epochs=1, batch_size=256, max_train=700, max_test=200)
@@ -71,6 +77,19 @@ def test_a_double_correction_for_frequency_is_warned_of(loss):
         check_names(RunSpec(loss=loss, sampler="class_balanced"))
 
 
+def test_official_images_under_the_name_of_an_earlier_draw_are_warned_of(tmp_path, tiny_cifar, monkeypatch):
+    tiny_cifar(tmp_path, "cifar100", images=100)
+    spec = SPEC.replace(dataset="cifar100", max_train=None, max_test=None)
+    how = {"data_root": tmp_path, "execution": CPU, "progress": False}
+    train(spec, runs=tmp_path / "other order", **how)
+    labels = Dataset.parse("cifar100").read(tmp_path).train.labels
+    monkeypatch.setitem(subsets.OFFICIAL, "cifar100", hashlib.sha256(bytes(labels.tolist())).hexdigest())
+    prepare(spec, tmp_path)
+    train(spec.replace(data_order="official"), runs=tmp_path, **how)
+    with pytest.warns(UserWarning, match="data_order"):
+        train(spec, runs=tmp_path, **how)
+
+
 def test_a_dry_run_returns_the_data_and_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = torch.get_rng_state()
@@ -92,8 +111,18 @@ def test_an_execution_must_suit_the_machine(monkeypatch):
             with pytest.raises(ValueError, match=r"devices|cuda_graph"):
                 make_fabric(RunSpec(), Execution(**execution))
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    with pytest.raises(ImportError, match=r"maxsep\[lab\]"):
+    with pytest.raises(ImportError, match=r"\.\[lab\]"):
         make_fabric(RunSpec(), CPU)
+
+
+def test_processes_that_fail_end_their_group_too(tmp_path, monkeypatch):
+    registered, fabric = [], SimpleNamespace(world_size=2, device=torch.device("cpu"), is_global_zero=True)
+    monkeypatch.setattr(MODULE, "make_fabric", lambda *_: fabric)
+    monkeypatch.setattr(MODULE.atexit, "register", registered.append)
+    fabric.launch = lambda function: function(fabric)
+    with pytest.raises(FileNotFoundError):
+        train(SPEC.replace(dataset="folder:nowhere"), runs=tmp_path)
+    assert MODULE.end_group in registered
 
 
 @pytest.mark.parametrize("download", [False, True])
@@ -134,3 +163,30 @@ def test_progress_is_lines_in_a_log_and_a_bar_on_a_terminal(monkeypatch, stream)
     else:
         lines = ["resumed at step 2 of 4", "epoch 2/2, loss 0.500, top-1 25.00 %", "done"]
         assert stream.getvalue().splitlines() == [f"{spec.name} (balanced_softmax): {line}" for line in lines]
+
+
+def test_a_log_is_never_silent_for_longer_than_half_a_minute(monkeypatch):
+    clock, stream = iter(range(0, 1000, 20)), io.StringIO()
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(clock))
+    progress = Progress(RunSpec(), stream)
+    for _ in range(4):
+        progress.step()
+    progress.epoch({"epoch": 3, "train_loss": 0.5})
+    assert len(stream.getvalue().splitlines()) == 2
+    assert "step 2 of" in stream.getvalue()
+
+
+def test_tensorboard_has_every_epoch_once_also_after_a_resume(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    spec = SPEC.replace(epochs=3, network="mlp")
+    execution = Execution(device="cpu", tensorboard=True, checkpoint_every=1)
+    with pytest.raises(DeadlineError):
+        train(spec, runs=tmp_path, execution=execution, progress=False, deadline=0.0)
+    folder = train(spec, runs=tmp_path, execution=execution, progress=False)
+    events = accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert {"train_loss", "top1", "learning_rate"} <= set(events.Tags()["scalars"])
+    rows = Run(folder).history
+    assert [(e.step, e.value) for e in events.Scalars("train_loss")] == [
+        (row["epoch"] + 1, pytest.approx(row["train_loss"])) for row in rows
+    ]
+    assert "tensorboard" not in Run(folder).result["execution"]

@@ -224,3 +224,10 @@ def test_a_compiled_augmentation_keeps_every_byte(fresh, name, backend):
         expected = eager(batch, first)
         assert compiled(batch, second).equal(expected)
         assert name == "none" or not expected.equal(batch)
+
+
+def test_a_compiler_may_not_contract_products_and_sums(monkeypatch):
+    settings = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: settings.update(options) or function)
+    CompiledAugmentation(augmentation("crop_flip"), 16)
+    assert settings["options"] == {"emulate_precision_casts": True}  # on a GPU alone the bytes would differ

@@ -76,7 +76,7 @@ def test_the_record_of_a_run(finished):
     names = ["MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]
     assert sorted(path.name for path in finished.iterdir()) == names
     assert set(found.result) == {
-        *("schema", "name", "spec", "metrics", "preprocessing", "execution", "versions", "hardware"),
+        *("schema", "name", "spec", "metrics", "preprocessing", "command", "execution", "versions", "hardware"),
         *("seconds", "images_per_second", "started", "finished", "resumed", "wall_seconds"),
     }
     assert (found.name, found.spec) == (SPEC.name, SPEC)
@@ -247,6 +247,8 @@ def test_a_torn_line_of_metrics_is_mended_on_resume(finished, tmp_path, interrup
     interrupt(tmp_path, 4)
     with (tmp_path / SPEC.name / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 1}\n{"epoch": 2, "learn')  # also a whole line beyond the resume point
+    interrupt(tmp_path, 0)
+    assert [row["epoch"] for row in Run(tmp_path / SPEC.name).history] == [0]
     assert_same(run(tmp_path), finished)
 
 
@@ -262,10 +264,9 @@ def test_when_resume_points_are_saved(tmp_path, monkeypatch, share, execution, s
     found, save = [], trainer.save_point
     monkeypatch.setattr(trainer, "save_point", lambda folder, point: found.append(point.state) or save(folder, point))
     monkeypatch.setattr(trainer, "SAVING_SHARE", share)
-    run(tmp_path, SPEC.replace(epochs=5), Execution(device="cpu", **execution))
-    assert [(state["epoch"], state["step"]) for state in found if state["step"] or state["epoch"]][
-        : len(saved)
-    ] == saved
+    folder = run(tmp_path, SPEC.replace(epochs=5), Execution(device="cpu", **execution))
+    assert ["top1" in row for row in rows(folder)] == [True, False, True, False, True]
+    assert [(state["epoch"], state["step"]) for state in found] == saved
 
 
 def test_a_resume_point_of_other_images_is_refused(tmp_path, interrupt):
@@ -317,9 +318,8 @@ def test_a_run_begun_on_another_kind_of_device_goes_on_and_says_so(tmp_path, int
 
 def test_a_schedule_by_steps_gives_every_update_its_own_rate(tmp_path, interrupt, monkeypatch):
     spec, rates, setter = SPEC.replace(schedule="cosine_steps"), [], step.set_learning_rate
-    monkeypatch.setattr(
-        step, "set_learning_rate", lambda optimiser, rate: rates.append(rate) or setter(optimiser, rate)
-    )
+    noted = lambda optimiser, rate, **frozen: rates.append(rate) or setter(optimiser, rate, **frozen)  # noqa: E731
+    monkeypatch.setattr(step, "set_learning_rate", noted)
     interrupt(tmp_path, 3, spec)
     folder = run(tmp_path, spec)
     expected = [1e-6 + (0.1 - 1e-6) * 0.5 * (1 + math.cos(math.pi * i / 9)) for i in range(1, 10)]

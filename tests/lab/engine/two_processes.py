@@ -1,7 +1,6 @@
 """Train a run in one process, and again in one and then two processes; print how far they are apart."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -11,18 +10,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from maxsep.lab import networks
 from maxsep.lab.engine import step, train
-from maxsep.lab.spec import Execution, RunSpec
+from maxsep.lab.spec import Execution, RunSpec, options
 
 torch.set_num_threads(1)
 
-# Dropout draws other units in another process, so it is off where weights are compared. This holds in the script and in
-# the processes that training starts, but not where pytest imports the file to look for examples in it.
-if __name__ in ("__main__", "__mp_main__"):
-    networks._NETWORKS["mlp"] = functools.partial(networks.MLP, dropout=0.0, hidden=(32,))
-
 SPEC = RunSpec(epochs=3, batch_size=99, max_train=397, max_test=50, precision="64-true", weight_decay=1e-3)
+SPEC = SPEC.replace(network_options=options(dropout=0.0, hidden=(32,)))  # dropout draws other units in another process
 """Five batches of which the last holds a single image: one of two processes has none."""
 
 

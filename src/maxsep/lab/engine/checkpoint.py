@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from maxsep.files import read_json, verify_folder, write_file, write_folder
+from maxsep.lab.engine.processes import sharded_like, whole
 from maxsep.lab.run import encode_tensors
 
 KEEP = 2
@@ -87,7 +88,8 @@ def pack(
     """Collect everything that decides the rest of the run.
 
     `random` holds generator states by name, one row for each process; `facts` the versions, threads and so on that are
-    compared when the run is resumed. The numbers of the optimiser's groups follow from the spec.
+    compared when the run is resumed. The numbers of the optimiser's groups follow from the spec. Sharded tensors are
+    gathered, for which all processes must call it.
     """
     tensors = {f"random.{name}": value for name, value in random.items()} | {"losses": state.losses}
     if state.permutation is not None:
@@ -95,7 +97,7 @@ def pack(
     for index, values in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{key}": value for key, value in values.items() if value is not None}
     scalars = {name: getattr(state, name) for name in _SCALARS}
-    return Point(dict(network.state_dict()), tensors, scalars | {"facts": facts})
+    return Point(whole(network.state_dict()), whole(tensors), scalars | {"facts": facts})
 
 
 def unpack(point: Point, state: State, network: nn.Module, optimiser: Optimizer) -> dict[str, Tensor]:
@@ -108,7 +110,8 @@ def unpack(point: Point, state: State, network: nn.Module, optimiser: Optimizer)
     if losses.shape != state.losses.shape:
         steps = f"{len(losses)} steps per epoch, the data now give {len(state.losses)}"
         raise CheckpointError(f"the training data have changed: the resume point was made with {steps}.")
-    network.load_state_dict(point.model)
+    current = network.state_dict()
+    network.load_state_dict({name: sharded_like(value, current[name]) for name, value in point.model.items()})
     _restore_optimiser(_below("optimiser.", point.tensors), optimiser)
     for name in _SCALARS:
         setattr(state, name, point.state[name])
@@ -127,7 +130,7 @@ def _restore_optimiser(tensors: Mapping[str, Tensor], optimiser: Optimizer) -> N
         for key, value in entries.items():
             # the fused kernels need the memory order of the parameter; files know one order only
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                entries[key] = torch.empty_like(parameter).copy_(value)
+                entries[key] = torch.empty_like(parameter).copy_(sharded_like(value, parameter))
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -94,6 +94,11 @@ def reweight(loss: nn.Module, spec: RunSpec, class_counts: Sequence[int], epoch:
         loss.reweight(effective_number_weights(class_counts, beta, dtype=torch.float64) if due else None)
 
 
+def total_weight(loss: nn.Module, target: Tensor) -> Tensor | int:
+    """Return the divisor of a batch's mean loss: its images, or their weights where classes have weights."""
+    return loss.weight[target].sum() if isinstance(loss, LDAMLoss) else len(target)
+
+
 def last_loss(spec: RunSpec, class_counts: Sequence[int]) -> nn.Module:
     """Build the spec's loss as in its last epoch, by which finished runs are evaluated."""
     loss = build_loss(spec, class_counts)

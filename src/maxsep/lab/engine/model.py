@@ -14,6 +14,7 @@ from maxsep import heads
 from maxsep.heads import Head
 from maxsep.heads.controls import LogitScaledHead
 from maxsep.lab import networks
+from maxsep.lab.data import Splits, normalisation
 from maxsep.lab.networks import Network, Shape
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec
@@ -31,14 +32,10 @@ def build_model(spec: RunSpec, shape: Shape, num_classes: int, class_counts: Seq
     The backbone is drawn first, always with the same plain head on it, and the generator is seeded anew before the
     real head: all heads of one seed share the backbone's initial weights. A network's own rules for its last layer hold
     for every head. A `class_order` by frequency needs `class_counts`, the training images of every class.
-
-    >>> a = build_model(RunSpec(head="plain"), (1, 8, 8), 10)
-    >>> b = build_model(RunSpec(head="maxsep"), (1, 8, 8), 10)
-    >>> torch.equal(a.layers[1].weight, b.layers[1].weight)
-    True
     """
     torch.manual_seed(derive(spec.seed, "network"))
-    network = networks.build(spec.network, num_classes, shape=shape, **dict(spec.network_options))
+    settings = dict(spec.network_options) | {"shape": shape, "image_size": spec.image_size}
+    network = networks.build(spec.network, num_classes, **settings)
     torch.manual_seed(derive(spec.seed, "head"))
     options = {**network.head_options, **dict(spec.head_options)}
     if (columns := spec.columns(class_counts)) is not None:
@@ -60,14 +57,38 @@ def _centre(head: Head, factor: float) -> None:
         parameter.copy_((parameter - parameter.mean(0)) * factor)
 
 
-def load_previous_stage(spec: RunSpec, network: Network, runs: Path) -> None:
-    """Load the weights of the stage before and freeze the backbone, as the spec says; a first stage is left alone.
+def load_pretrained(spec: RunSpec, network: Network, shape: Shape, path: Path | None) -> None:
+    """Load the weights that a spec names, if any, into the backbone; `path` is their file, if they have one.
+
+    All methods start from the same backbone and differ in the head alone.
+    """
+    if spec.weights:
+        seen = networks.scaled_shape(shape, spec.image_size) or shape
+        how = {"options": dict(spec.network_options), "names": dict(spec.weights_options)}
+        networks.load_weights(network, spec.network, spec.weights, path, seen, **how)
+
+
+def statistics_of(spec: RunSpec, data: Splits) -> tuple[Tensor, Tensor]:
+    """Return mean and std of the channels by `normalisation`; "auto" is that of pretrained weights, if any.
+
+    Grey images get the means over the channels.
+    """
+    known = networks.expected_inputs(spec.network, spec.weights) if spec.weights else None
+    if spec.normalisation != "auto" or known is None:
+        return normalisation(spec.normalisation, data)
+    mean, std = torch.tensor(known.mean), torch.tensor(known.std)
+    return (mean, std) if len(mean) == data.train.shape[0] else (mean.mean(0, keepdim=True), std.mean(0, keepdim=True))
+
+
+def load_start(spec: RunSpec, network: Network, shape: Shape, runs: Path, path: Path | None = None) -> None:
+    """Load what a run starts from: pretrained weights, or those of the stage before, and freeze as the spec says.
 
     The weights are those of the last epoch: the best epoch would be a choice by test data. Logit factors that the stage
     before did not have keep their start.
     """
     first = spec.start_from
     if first is None:
+        load_pretrained(spec, network, shape, path)
         return
     weights = Run(runs / first.name).weights()
     if spec.logit_scaling and not first.logit_scaling:  # the head is now inside another one
@@ -126,6 +147,11 @@ class Pipeline(nn.Module):
     def backbone(self, images: Tensor) -> Tensor:
         """Map uint8 images (B, C, H, W) to features (B, num_features)."""
         return self.network.features(self.normalise(images))
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Map uint8 images (B, C, H, W) to logits (B, num_classes) and features (B, num_features), not compiled."""
+        features = self.backbone(images)
+        return self.network.head(features), features
 
     def forward(self, images: Tensor) -> Tensor:
         """Map uint8 images (B, C, H, W) to logits (B, num_classes)."""

@@ -35,10 +35,13 @@ def build_optimiser(spec: RunSpec, network: nn.Module, *, capturable: bool = Fal
     raise ValueError(f"unknown optimiser {spec.optimiser!r}. Known: {', '.join(OPTIMISERS)}.")
 
 
-def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups, each times its factor, in place where it lives on the device."""
+def set_learning_rate(optimiser: Optimizer, rate: float, *, freezes: bool = False) -> None:
+    """Set the learning rate of all groups, each times its factor, in place where it lives on the device.
+
+    With `freezes` the backbone gets the rate 0, so that a captured step stays valid when it is trained later.
+    """
     for group in optimiser.param_groups:
-        scaled = rate * group.get("factor", 1.0)
+        scaled = 0.0 if freezes and group.get("backbone") else rate * group.get("factor", 1.0)
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(scaled)
         else:
@@ -48,8 +51,10 @@ def set_learning_rate(optimiser: Optimizer, rate: float) -> None:
 def _groups(spec: RunSpec, network: nn.Module) -> list[dict[str, Any]]:
     """Collect the trained parameters; the head is a group of its own if it has its own rate or decay.
 
-    Logit factors (`head.scale`) belong to the other parameters.
+    Logit factors (`head.scale`) belong to the other parameters. With a `stem_rate` every layer has a group too.
     """
+    if spec.stem_rate != 1 or spec.freeze_epochs:
+        return _layer_groups(spec, network)
     trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
     is_split = spec.head_rate != 1 or spec.head_decay != 1
     head = [name for name in trained if is_split and name.startswith("head.") and name != "head.scale"]
@@ -57,6 +62,25 @@ def _groups(spec: RunSpec, network: nn.Module) -> list[dict[str, Any]]:
     decay = spec.weight_decay
     groups = [(rest, 1.0, decay), ([trained[name] for name in head], spec.head_rate, decay * spec.head_decay)]
     return [{"params": params, "factor": factor, "weight_decay": wd} for params, factor, wd in groups if params]
+
+
+def _layer_groups(spec: RunSpec, network: nn.Module) -> list[dict[str, Any]]:
+    """Collect the trained parameters by layer, in the network's order, the head last.
+
+    A layer is what the first two names of a module's path say: `conv_stem`, `blocks.3`, `layer2.0`. Layer i of n has
+    the factor stem_rate ** (1 - i / n).
+    """
+    layers: dict[tuple[str, ...], list[nn.Parameter]] = {}
+    head: list[nn.Parameter] = []
+    for name, value in network.named_parameters():
+        path = tuple(name.removeprefix("backbone.").split("."))
+        if value.requires_grad:
+            (head if path[0] == "head" else layers.setdefault(path[:-1][:2], [])).append(value)
+    decay, groups = spec.weight_decay, list[dict[str, Any]]()
+    for index, params in enumerate(layers.values()):
+        factor = spec.stem_rate ** (1 - index / len(layers))
+        groups.append({"params": params, "factor": factor, "weight_decay": decay, "backbone": True})
+    return [*groups, {"params": head, "factor": spec.head_rate, "weight_decay": decay * spec.head_decay}]
 
 
 class Moment(NamedTuple):
@@ -104,10 +128,15 @@ def mislas(moment: Moment, base: float) -> float:
     return ldam(moment, base, factors=(0.1, 0.01))
 
 
-def cosine_steps(moment: Moment, base: float, *, final: float = 1e-6) -> float:
-    """Fall along half a cosine from base to `final`, every step; update i of I, counted from 1, uses lr(i)."""
-    update = moment.epoch * moment.steps + moment.step + 1
-    return final + (base - final) / 2 * (1 + math.cos(math.pi * update / (moment.epochs * moment.steps)))
+def cosine_steps(moment: Moment, base: float, *, final: float = 1e-6, ramp: int = 0) -> float:
+    """Fall along half a cosine from base to `final`, every step; update i of I, counted from 1, uses lr(i).
+
+    Over the first `ramp` epochs, at most half of all, the rate also rises linearly with every step.
+    """
+    update, total = moment.epoch * moment.steps + moment.step + 1, moment.epochs * moment.steps
+    rate = final + (base - final) / 2 * (1 + math.cos(math.pi * update / total))
+    rise = min(ramp * moment.steps, total / 2)
+    return rate * min(1.0, update / rise) if rise else rate
 
 
 def restarts(moment: Moment, base: float, *, cycles: int = 3, warmup: int = 10, floor: float = 1e-3) -> float:
@@ -139,10 +168,6 @@ def learning_rate(spec: RunSpec, epoch: int, step: int = 0, steps: int = 1) -> f
 
     Every schedule but `restarts`, which has its own, takes the option `warmup`: over that many epochs the rate rises
     linearly, from 1/warmup of its value in epoch 0.
-
-    >>> spec = RunSpec(schedule="constant", learning_rate=0.1, schedule_options=(("warmup", 5),))
-    >>> [round(learning_rate(spec, epoch), 3) for epoch in (0, 1, 4, 5)]
-    [0.02, 0.04, 0.1, 0.1]
     """
     if spec.schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {spec.schedule!r}. Known: {', '.join(sorted(SCHEDULES))}.")

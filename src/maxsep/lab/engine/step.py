@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from maxsep.lab.data import ImageSet
+from maxsep.lab.engine.losses import total_weight
 from maxsep.lab.engine.model import derive
 from maxsep.lab.engine.optim import set_learning_rate
 from maxsep.lab.spec import RunSpec
@@ -121,30 +124,39 @@ class Step:
     images: ImageSet  # the training split, on the device or on the host
     augment: Augmentation
     generators: tuple[torch.Generator, torch.Generator]  # of the augmentation and of mixup
+    accumulate: int = 1
     epoch: int = 0
     position: int = 0
     rate: float = math.nan
+    _set: tuple[float, bool] = (math.nan, False)  # what the optimiser has: the rate, and whether the backbone is frozen
 
     def at(self, epoch: int, position: int, rate: float) -> None:
         """Set the epoch, the position in it and the learning rate of the next call."""
         self.epoch, self.position = epoch, position
-        if rate != self.rate:
-            self.rate = rate
-            set_learning_rate(self.optimiser, rate)
+        freezes = self.spec.is_frozen(epoch)
+        if (rate, freezes) != self._set:
+            self.rate, self._set = rate, (rate, freezes)
+            set_learning_rate(self.optimiser, rate, freezes=freezes)
 
     def __call__(self, indices: Tensor) -> Tensor:
         """Train on the images at these positions and return the mean loss of the whole batch."""
-        world = self.fabric.world_size
-        if world == 1:
-            return self.update(indices)
-        share = indices[self.fabric.global_rank :: world]
-        # a rank for which the short last batch has no image takes part with one of weight 0
-        weight = len(share) * world / len(indices)
-        return self.update(share if len(share) else indices[:1], weight)
+        world, count = self.fabric.world_size, min(self.accumulate, -(-len(indices) // self.fabric.world_size))
+        parts = indices[self.fabric.global_rank :: world].tensor_split(count) if world * count > 1 else (indices,)
+        self.optimiser.zero_grad(set_to_none=True)
+        losses = []
+        for number, part in enumerate(parts, start=1):
+            # gradients travel between processes once, with the last part
+            keeps = world > 1 and number < count
+            with self.fabric.no_backward_sync(self.model) if keeps else nullcontext():
+                losses.append(self.add_gradient(part, indices))
+        return self._update(functools.reduce(torch.add, losses), indices)
 
-    def update(self, indices: Tensor, weight: float = 1.0) -> Tensor:
-        """Do the step. With several processes `weight` makes their mean the mean over all images."""
-        images, target = self.images.batch(indices)
+    def add_gradient(self, part: Tensor, batch: Tensor) -> Tensor:
+        """Add the gradient of a part of a batch; return its share of the batch's mean loss, times the processes.
+
+        Without images of its own for a short last batch a process takes part with one of weight 0.
+        """
+        images, target = self.images.batch(part if len(part) else batch[:1])
         augmentation, mixing = self.generators
         images = self.augment(images, augmentation)
         if self.spec.mixup:
@@ -156,16 +168,25 @@ class Step:
         else:
             logits = self.model(images)
             loss = self.loss(logits, target)
-        total: Tensor = loss.detach()
-        if self.fabric.world_size > 1:
-            loss = loss * weight
-            total = self.fabric.all_reduce(loss.detach(), reduce_op="mean")
+        if self.fabric.world_size > 1 or len(part) < len(batch):
+            labels = self.images.labels
+            part_weight, whole = (total_weight(self.loss, labels[places.to(labels.device)]) for places in (part, batch))
+            weight = part_weight * self.fabric.world_size / whole
+            loss = loss * (weight.to(loss) if isinstance(weight, Tensor) else weight)
         # checking each step is free on a CPU; on a GPU it would wait for the device, so each epoch is checked there
-        checks = self.fabric.device.type == "cpu"
-        if checks:
-            self._check_loss(total, logits.detach(), indices)
-        self.optimiser.zero_grad(set_to_none=True)
+        if self.fabric.device.type == "cpu" and self.fabric.world_size == 1:
+            self._check_loss(loss.detach(), logits.detach(), part)
         self.fabric.backward(loss)
+        value: Tensor = loss.detach()
+        return value
+
+    def _update(self, total: Tensor, indices: Tensor) -> Tensor:
+        """Do the step with the gradient of the batch; return its mean loss."""
+        checks = self.fabric.device.type == "cpu"
+        if self.fabric.world_size > 1:
+            total = self.fabric.all_reduce(total, reduce_op="mean")
+            if checks:
+                self._check_loss(total, total[None, None], indices[:1])
         if checks:
             self._check_gradients()
         if self.spec.clip_norm:  # computes on the device alone, so a CUDA graph can contain it

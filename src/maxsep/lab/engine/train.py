@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
-import os
 import signal
 import sys
 import time
@@ -17,13 +17,15 @@ import torch
 
 from maxsep import heads
 from maxsep.lab import networks
-from maxsep.lab.data import NORMALISATIONS, Dataset, Splits, augmentation, prepare
+from maxsep.lab.data import NORMALISATIONS, Dataset, Splits, augmentation, prepare, with_order
 from maxsep.lab.engine.checkpoint import clean
 from maxsep.lab.engine.evaluate import make_observer
 from maxsep.lab.engine.losses import build_loss, loss_names
-from maxsep.lab.engine.model import build_model
+from maxsep.lab.engine.model import build_model, load_pretrained
 from maxsep.lab.engine.optim import OPTIMISERS, learning_rate
-from maxsep.lab.engine.trainer import DeadlineError, Progress, StopRequest, Trainer
+from maxsep.lab.engine.processes import choose_strategy, count_nodes, end_group, is_helper
+from maxsep.lab.engine.progress import Progress
+from maxsep.lab.engine.trainer import DeadlineError, StopRequest, Trainer
 from maxsep.lab.environment import pick_device
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
@@ -81,7 +83,7 @@ def train(
     check_names(spec)
     fabric = make_fabric(spec, execution)
     # torchrun has started one process for each device; the first of them holds the lock
-    with run.lock() if os.environ.get("RANK", "0") == "0" else nullcontext():
+    with nullcontext() if is_helper() else run.lock():
         if spec.start_from is not None:
             how: dict[str, Any] = {"data_root": data_root, "runs": runs, "execution": execution}
             train(spec.start_from, progress=progress, download=download, deadline=deadline, **how)
@@ -106,6 +108,8 @@ def _run(
 ) -> int:
     """Train in one process, or in each of several; return 0 or the signal that asked for a stop."""
     began = time.perf_counter()
+    if fabric.world_size > 1:
+        atexit.register(end_group)
     with ExitStack() as stack:
         on_cpu = fabric.device.type == "cpu"
         if threads := execution.threads or (1 if on_cpu and spec.network == "mlp" else None):
@@ -116,7 +120,14 @@ def _run(
         bar = stack.enter_context(Progress(spec, sys.stderr if progress and fabric.is_global_zero else None))
         # all that can be wrong with a spec or its data shows here, before there is a folder
         splits = prepare(spec, root, download=download, progress=bar.download)
-        trainer = Trainer(fabric, spec, execution.resolve(fabric.device.type), splits, run, bar, stop)
+        if fabric.is_global_zero and with_order([spec], root) != [spec]:  # recorded runs of another order stay silent
+            warnings.warn(
+                f"the images of {spec.dataset} are in the official order: without data_order='official' the report "
+                "takes this run for an earlier draw.",
+                stacklevel=1,  # Fabric, not the caller of `train`, calls this
+            )
+        execution = execution.resolve(fabric.device.type, fabric.world_size)
+        trainer = Trainer(fabric, spec, execution, splits, run, bar, stop)
         trainer.observer = make_observer(spec, root, run.folder, trainer.data)
         trainer.began = began
         if fabric.is_global_zero:
@@ -143,22 +154,25 @@ def _run(
 def make_fabric(spec: RunSpec, execution: Execution) -> Any:
     """Check an execution and build its Fabric.
 
-    Several devices train with DDP: under `torchrun` with the processes that it has started, otherwise with processes
-    started here, for which the calling script needs the usual `if __name__ == "__main__"` guard.
+    Several devices train with DDP or FSDP2: under `torchrun` with the processes that it has started, on one machine or
+    several with a common folder of runs; otherwise with processes started here, for which the calling script needs the
+    usual `if __name__ == "__main__"` guard.
     """
     device = pick_device(execution.device).type
     check_precision(spec.precision)
     if device == "cuda" and execution.devices > torch.cuda.device_count():
         raise ValueError(f"devices must be at most {torch.cuda.device_count()}, got {execution.devices}.")
-    if execution.cuda_graph and (device != "cuda" or execution.devices > 1):
+    if execution.cuda_graph and (device != "cuda" or execution.devices * count_nodes() > 1):
         raise ValueError(f"cuda_graph needs one CUDA device, got {execution.devices} of {device}.")
     if device == "cuda":
         torch.backends.cudnn.benchmark = True
-    strategy = "auto"
-    if execution.devices > 1:
-        strategy = "ddp" if "TORCHELASTIC_RUN_ID" in os.environ else "ddp_spawn"
-    fabric = load_package("lightning_fabric", "lab")
-    return fabric.Fabric(accelerator=device, devices=execution.devices, strategy=strategy, precision=spec.precision)
+    if execution.sharded and spec.features_at:
+        raise ValueError("features_at needs whole weights on the first process: train without sharded.")
+    processes = {"devices": execution.devices, "num_nodes": count_nodes(), "strategy": choose_strategy(execution)}
+    fabric, number = load_package("lightning_fabric", "lab"), {"precision": spec.precision}
+    if spec.precision == "64-true":  # by name it is refused for sharded weights
+        number = {"plugins": load_package("lightning_fabric.plugins", "lab").DoublePrecision()}
+    return fabric.Fabric(accelerator=device, **number, **processes)
 
 
 def dry_run(
@@ -172,6 +186,7 @@ def dry_run(
     build_loss(spec, images.class_counts)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         network = build_model(spec, images.shape, images.num_classes, images.class_counts).eval()
+        load_pretrained(spec, network, images.shape, execution.weights)
         try:
             network(images.images[:1].float())
         except (RuntimeError, AssertionError) as error:  # a kernel larger than the image, patches that do not fit

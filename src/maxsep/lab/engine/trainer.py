@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, evaluation, resume points, the result; with its progress and signals."""
+"""The training loop: epochs of steps, evaluation, resume points, the result; with its signals."""
 
 from __future__ import annotations
 
@@ -6,89 +6,32 @@ import signal
 import statistics
 import threading
 import time
+import zlib
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from maxsep.analysis import angular_fisher_score
-from maxsep.lab.data import Splits, augmentation, normalisation
+from maxsep.lab.data import Splits, augmentation
 from maxsep.lab.engine.checkpoint import CheckpointError, Generators, State, load_point, pack, save_point, unpack
-from maxsep.lab.engine.evaluate import Observer, calibrate, measure, predict
+from maxsep.lab.engine.evaluate import Observer, Outputs, calibrate, measure, predict
 from maxsep.lab.engine.losses import build_loss, reweight
-from maxsep.lab.engine.model import Pipeline, build_model, derive, load_previous_stage
+from maxsep.lab.engine.model import Pipeline, build_model, derive, load_start, statistics_of
 from maxsep.lab.engine.optim import build_optimiser, learning_rate
+from maxsep.lab.engine.processes import Processes, whole
+from maxsep.lab.engine.progress import Board, Progress
 from maxsep.lab.engine.step import Augmentation, CapturedStep, CompiledAugmentation, Order, Step, check_losses
-from maxsep.lab.environment import fits, hardware, versions
+from maxsep.lab.environment import command_line, fits, hardware, versions
 from maxsep.lab.run import SCHEMA, Run
 from maxsep.lab.spec import Execution, RunSpec
-from maxsep.packages import load_package
 
 SAVING_SHARE = 50
 """After a save, this many times its duration is trained before the next one that is due at an epoch's end."""
 _VARIANTS = 128
 """Every network and batch size of a process is one more variant of the same compiled code."""
-
-
-class Progress:
-    """Show a run's progress: a bar on a terminal, plain lines in a log, or nothing if `stream` is None."""
-
-    def __init__(self, spec: RunSpec, stream: TextIO | None) -> None:
-        self._spec, self._stream, self._tenths = spec, stream, 0
-        self._bar: Any = None
-        if stream is not None and stream.isatty():
-            rich, console = load_package("rich.progress", "lab"), load_package("rich.console", "lab")
-            columns = [rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn()]
-            columns += [rich.TimeRemainingColumn(), rich.TextColumn("{task.fields[status]}")]
-            self._bar = rich.Progress(*columns, console=console.Console(file=stream))
-            self._task = self._bar.add_task(spec.name, total=None, status="")
-
-    def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def download(self, done: int, total: int) -> None:
-        """Show how many bytes of a dataset are downloaded or decoded; in a log every tenth."""
-        before, self._tenths = self._tenths, 10 * done // total
-        self._status(f"data: {done / 1e6:.0f} of {total / 1e6:.0f} MB", in_log=self._tenths != before)
-
-    def start(self, done: int, total: int) -> None:
-        """Show how many steps the run has, and how many were done before a resume."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, total=total, status="")
-        else:
-            self.note(f"resumed at step {done} of {total}" if done else f"training, {total} steps")
-
-    def step(self) -> None:
-        """Count one step."""
-        if self._bar:
-            self._bar.advance(self._task)
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """Show the numbers of an epoch; in a log of an evaluated one."""
-        text = f"epoch {row['epoch'] + 1}/{self._spec.trained_epochs}, loss {row['train_loss']:.3f}"
-        text += f", top-1 {100 * row['top1']:.2f} %" if "top1" in row else ""
-        self._status(text, in_log="top1" in row)
-
-    def _status(self, text: str, in_log: bool) -> None:
-        if self._bar:
-            self._bar.update(self._task, status=text)
-        elif in_log:
-            self.note(text)
-
-    def note(self, text: str) -> None:
-        """Print a message, in a log with the run's name and loss."""
-        if self._bar:
-            self._bar.console.print(text)
-        elif self._stream is not None:
-            print(f"{self._spec.title}: {text}", file=self._stream, flush=True)
 
 
 class DeadlineError(RuntimeError):
@@ -144,9 +87,11 @@ class Trainer:
         stop: StopRequest,
     ) -> None:
         self.fabric, self.spec, self.execution, self.run = fabric, spec, execution, run
+        self.processes = Processes(fabric)
         self.progress, self.stop = progress, stop
         self.observer: Observer | None = None
-        self.mean, self.std = normalisation(spec.normalisation, data)
+        self.board: Board | None = None
+        self.mean, self.std = statistics_of(spec, data)
         self.data = data.to(fabric.device, images=fits(data.bytes, fabric.device))
         self.class_counts = self.data.train.class_counts
         self.order = Order(spec, self.data.train.labels)
@@ -166,7 +111,7 @@ class Trainer:
     def _build(self) -> None:
         spec, fabric, train = self.spec, self.fabric, self.data.train
         network = build_model(spec, train.shape, train.num_classes, self.class_counts)
-        load_previous_stage(spec, network, self.run.folder.parent)
+        load_start(spec, network, train.shape, self.run.folder.parent, self.execution.weights)
         channels_last = bool(self.execution.channels_last)
         if channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -175,17 +120,18 @@ class Trainer:
         self.pipeline = pipeline.to(fabric.device)
         # a graph cannot contain the copies of images from the host
         captures = bool(self.execution.cuda_graph) and train.images.device.type == "cuda"
-        self.optimiser = build_optimiser(spec, network, capturable=captures)
         augment: Augmentation = augmentation(spec.augmentation)
         if self.execution.compile:
             # beyond the limit torch.compile would fall back to eager code, with no more than a warning
             limit = getattr(torch._dynamo.config, "recompile_limit", 0)
             torch._dynamo.config.recompile_limit = max(limit, _VARIANTS)
-            batch_size = spec.batch_size // fabric.world_size
+            batch_size = spec.batch_size // fabric.world_size // self.execution.accumulate
             self.pipeline.compile_backbone(batch_size)
             if fabric.device.type == "cuda":  # on a CPU the network takes all the time
                 augment = CompiledAugmentation(augmentation(spec.augmentation), batch_size)
-        model, optimiser = fabric.setup(self.pipeline, self.optimiser)
+        model = fabric.setup_module(self.pipeline)
+        self.optimiser = build_optimiser(spec, network, capturable=captures)  # of weights that may be sharded now
+        optimiser = fabric.setup_optimizers(self.optimiser)
         rank, device = fabric.global_rank, fabric.device
         self.random = Generators(
             torch.Generator().manual_seed(derive(spec.seed, "order")),
@@ -194,8 +140,8 @@ class Trainer:
         )
         torch.manual_seed(derive(spec.seed, "dropout", rank))
         self.loss = build_loss(spec, self.class_counts).to(device)
-        drawn = self.random.augmentation, self.random.mixup
-        step = Step(spec, fabric, model, network, optimiser, self.loss, train, augment, drawn)
+        how = (self.random.augmentation, self.random.mixup), self.execution.accumulate
+        step = Step(spec, fabric, model, network, optimiser, self.loss, train, augment, *how)
         self.step = CapturedStep(step) if captures else step
 
     def resume(self) -> None:
@@ -216,7 +162,11 @@ class Trainer:
             self._compare(point.state["facts"])
         if self.fabric.is_global_zero:
             self.run.rewrite_history(self.state.history)
+            if self.execution.tensorboard:
+                self.board = Board(self.run.folder / "tensorboard", self.state.history)
         done = self.state.epoch * self.steps + self.state.step
+        self.processes.check_same("resume points", done)
+        self.processes.check_same("training labels", zlib.crc32(self.data.train.labels.cpu().numpy().tobytes()))
         self.progress.start(done, self.spec.trained_epochs * self.steps)
 
     def fit(self) -> int:
@@ -226,8 +176,9 @@ class Trainer:
             if signum := self._train_epoch():
                 return signum
             self._end_epoch()
+        weights = whole(self.pipeline.network.state_dict())
         if self.fabric.is_global_zero:
-            self._finish()
+            self._finish(weights)
         self.fabric.barrier()
         return 0
 
@@ -255,7 +206,7 @@ class Trainer:
         state = self.state
         # processes must agree on a stop, and asking each other costs a wait: so only at the end of an epoch
         may_stop = self.fabric.world_size == 1 or state.step == self.steps
-        signum = self._agree(self.stop.signum) if may_stop else 0
+        signum = self.processes.agree(self.stop.signum) if may_stop else 0
         every, done = self.execution.checkpoint_steps, state.epoch * self.steps + state.step
         if signum or (every and done % every == 0):
             self._save()
@@ -278,13 +229,17 @@ class Trainer:
             "train_loss": float((losses * self.order.sizes()).sum() / self.order.images),
             "seconds": state.epoch_seconds,
         }
+        due = last or (spec.evaluate_every > 0 and epoch % spec.evaluate_every == 0)
+        outputs = predict(self.pipeline, self.data.test, self.fabric.autocast(), self.processes) if due else None
         if self.fabric.is_global_zero:
-            if epoch % spec.evaluate_every == 0 or last:
-                self.final = self._evaluate()
-                row |= {key: self.final[0][key] for key in ("top1", "loss", "top5", "ece")}
+            if outputs is not None:
+                self.final = self._measure(outputs)
+                row |= {key: self.final[0][key] for key in ("top1", "balanced", "loss", "top5", "ece")}
             if self.observer is not None:
                 row |= self.observer(self.pipeline, epoch + 1, self.fabric.autocast())
             self.run.append(row)
+            if self.board is not None:
+                self.board.add(row)
         self.fabric.barrier()
         state.history.append(row)
         state.epoch, state.step, state.permutation, state.epoch_seconds = epoch + 1, 0, None, 0.0
@@ -292,30 +247,30 @@ class Trainer:
         if state.epoch % self.execution.checkpoint_every == 0 and not last and self._is_affordable():
             self._save()
 
-    def _evaluate(self) -> tuple[dict[str, Any], float]:
-        outputs = predict(self.pipeline, self.data.test, self.fabric.autocast())
+    def _measure(self, outputs: Outputs) -> tuple[dict[str, Any], float]:
         metrics = measure(outputs, self.loss, self.spec.softmax_scale)
         return metrics, angular_fisher_score(outputs.features, outputs.labels)
 
     def _is_affordable(self) -> bool:
         """Whether saving now takes less than a fiftieth of the time: epochs may be shorter than a save."""
-        return bool(self._agree(int(time.perf_counter() >= self._next_save)))
+        return bool(self.processes.agree(int(time.perf_counter() >= self._next_save)))
 
     def _save(self) -> None:
         state, began = self.state, time.perf_counter()
         rate = learning_rate(self.spec, state.epoch, 0, self.steps)
         check_losses(self.spec, state.losses[: state.step].cpu(), epoch=state.epoch, rate=rate)
         self._count_seconds()
-        random = {name: self._gather(value) for name, value in self.random.get().items()}
+        random = {name: self.processes.gather(value) for name, value in self.random.get().items()}
+        point = pack(state, self.pipeline.network, self.optimiser, random, self.facts)
         if self.fabric.is_global_zero:
-            save_point(self.run.resume, pack(state, self.pipeline.network, self.optimiser, random, self.facts))
+            save_point(self.run.resume, point)
         self.fabric.barrier()
         ended = time.perf_counter()
         self._next_save = ended + SAVING_SHARE * (ended - began)
 
-    def _finish(self) -> None:
+    def _finish(self, weights: dict[str, Tensor]) -> None:
         spec, state, network, train = self.spec, self.state, self.pipeline.network, self.data.train
-        metrics, fisher = self.final or self._evaluate()
+        metrics, fisher = self.final or ({}, 0.0)  # the last epoch is evaluated
         best = max((row for row in state.history if "top1" in row), key=lambda row: row["top1"])
         metrics = metrics | {
             "best_top1": best["top1"],
@@ -341,6 +296,7 @@ class Trainer:
                 "std": self.std.tolist(),
                 "classes": list(train.classes),
             },
+            "command": command_line(),
             "execution": self.execution.to_dict(),
             "versions": versions(),
             "hardware": hardware(self.fabric.device, self.fabric.world_size),
@@ -352,29 +308,19 @@ class Trainer:
             "resumed": state.resumed,
         }
         if self.data.calibration is not None:
-            scale = spec.softmax_scale
+            if self.execution.sharded:
+                network = build_model(spec, train.shape, train.num_classes, self.class_counts)
+                network.load_state_dict(weights)
+            network, scale = network.to(self.fabric.device), spec.softmax_scale
             result["unknown"] = calibrate(network, self.mean, self.std, self.data.calibration, scale)
         if not state.resumed:  # with the time around training, for estimates
             result["wall_seconds"] = time.perf_counter() - self.began
-        self.run.finish(network.state_dict(), state.history, result)
+        self.run.finish(weights, state.history, result)
 
     def _count_seconds(self) -> None:
         now = time.perf_counter()
         self.state.total_seconds += now - self._tick
         self._tick = now
-
-    def _agree(self, number: int) -> int:
-        """Return the largest number that any process has."""
-        return number if self.fabric.world_size == 1 else int(self._gather(torch.tensor([number])).max())
-
-    def _gather(self, value: Tensor) -> Tensor:
-        """Stack every process's tensor, one row each."""
-        if self.fabric.world_size == 1:
-            return value[None]
-        value = value.to(self.fabric.device)
-        rows = [torch.empty_like(value) for _ in range(self.fabric.world_size)]
-        torch.distributed.all_gather(rows, value)
-        return torch.stack(rows).cpu()
 
     def _restore_random(self, states: dict[str, Tensor]) -> None:
         rows = len(states["order"])
@@ -382,7 +328,8 @@ class Trainer:
         if rows != self.fabric.world_size:
             self.random.order.set_state(states["order"][0])
             change = f"{rows} processes, and {self.fabric.world_size} go on"
-        elif not self.random.set({name: value[self.fabric.global_rank] for name, value in states.items()}):
+        # copies: torch reads states by words, and a row of a file may begin between two
+        elif not self.random.set({name: value[self.processes.rank].clone() for name, value in states.items()}):
             change = f"another kind of device than {self.fabric.device.type}"
         else:
             return
