@@ -1,7 +1,8 @@
 """Corrupt files of every kind by a seed, read them as users do, and count what becomes of each.
 
 `python tests/corruptions.py --count 2000 --seed 0` prints the counts as JSON; the exit code is 1 after any failure. A
-corruption must be refused in one line that names a file, or leave all numbers as they were.
+corruption must be refused in one line that names a file, or leave all numbers as they were. Two cases have no sums: old
+records are `warned` of whenever they are read, and another table of one's own is `other data`.
 """
 
 import argparse
@@ -11,28 +12,36 @@ import json
 import pickle
 import random
 import shutil
-import struct
+import signal
 import sys
 import tempfile
 import time
 import warnings
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
+from damage import corrupt
 from PIL import Image
+from safetensors.torch import save_file
 from scipy.io import savemat
 from torch import nn
 
 from maxsep import MaxSeparationHead, load, save
+from maxsep.files import MANIFEST, sha256_of, write_folder
+from maxsep.lab.data import Dataset, listing
 from maxsep.lab.data.folder import read_imagenet
 from maxsep.lab.data.official import read_parts
 from maxsep.lab.engine import train
 from maxsep.lab.engine.step import Step
 from maxsep.lab.export import export
+from maxsep.lab.networks.pretrained import load_weights
 from maxsep.lab.predict import open_model
+from maxsep.lab.reference import load_reference
 from maxsep.lab.report.runs import collect
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
@@ -40,17 +49,23 @@ from maxsep.lab.spec import Execution, RunSpec
 RECORDED = Path(__file__).parents[1] / "results" / "runs"
 SPEC = RunSpec(epochs=2, batch_size=64, max_train=200, max_test=60, calibration=0.2)
 IMAGES = torch.arange(4 * 64).remainder(256).to(torch.uint8).view(4, 1, 8, 8)
+LIMIT = 60
+"""Seconds for reading a damaged folder."""
 HARMLESS = {
     "run MANIFEST.json removed": "a run of before there were manifests: read with a warning",
     "resume spec.json removed": "written anew",
+    "resume spec.json types": "options that are an empty object are no options, as in an empty list",
     "resume metrics.jsonl": "written anew from the resume point",
     "resume MANIFEST.json": "the point before the damaged one ends at the same bits; so do the next three",
     "resume model.safetensors": "",
     "resume train_state.safetensors": "",
     "resume state.json": "",
     "report MANIFEST.json removed": "as for runs",
-    "report weights.safetensors": "not read by the report",
+    "report weights.safetensors removed": "not read by the report",
     "report SHA256SUMS": "lines that are gone list no file: as for runs",
+    "cached splits.json": "the pictures are decoded anew; so they are if splits.json is swapped with another file",
+    "cached test.npy swapped": "",
+    "cached train.npy swapped": "",
     "official MANIFEST.json": "sums that are gone, or of no file, are written anew after the files were read",
 }
 """Case, file and, if only one kind of damage is harmless, that kind; and why the numbers stay."""
@@ -62,7 +77,7 @@ class Case(NamedTuple):
     write: Any
     read: Any
     swaps_folders: bool = False  # whether another variant's folders under this one's names are damage
-    has_sums: bool = True
+    unnoticed: str = "silent"  # what other numbers are called
 
 
 def write_saved(root, variant):
@@ -118,7 +133,7 @@ def read_export(root):
 
 
 class Stopped(BaseException):
-    """Ends a training in the middle, as a kill does."""
+    """Ends a training in the middle, as a kill does, and what takes too long."""
 
 
 def write_resume(root, variant, last=3):
@@ -168,16 +183,23 @@ def read_report_inputs(root):
     return found.values
 
 
-def write_decoded(root, variant):
+def write_pictures(root, variant, suffix=".png"):
     chance = np.random.default_rng(variant)
     for part, count in (("train", 3), ("val", 2)):
         for label in ("n0", "n1"):
-            folder = root / "imagenet" / part / label
+            folder = root / part / label
             folder.mkdir(parents=True)
             for number in range(count):
-                Image.fromarray(chance.integers(0, 256, (16, 16, 3), np.uint8)).save(folder / f"{number}.png")
-    for path in (root / "imagenet").rglob("*.png"):
-        path.rename(path.with_suffix(".JPEG"))
+                picture = Image.fromarray(chance.integers(0, 256, (16, 16, 3), np.uint8))
+                picture.save(folder / f"{number}{suffix}", "PNG")
+
+
+def values(*sets):
+    return [(images.images.tolist(), images.labels.tolist(), images.classes) for images in sets]
+
+
+def write_decoded(root, variant):
+    write_pictures(root / "imagenet", variant, ".JPEG")
     read_decoded(root)
     shutil.rmtree(root / "imagenet")
     (root / "decoded" / ".imagenet-16.lock").unlink(missing_ok=True)
@@ -185,7 +207,51 @@ def write_decoded(root, variant):
 
 def read_decoded(root):
     data = read_imagenet("imagenet?size=16", "imagenet", root / "decoded" / "imagenet-16", 16)
-    return [(s.images.tolist(), s.labels.tolist(), s.classes) for s in (data.train, data.test)], data.fingerprint
+    return values(data.train, data.test), data.fingerprint
+
+
+def write_cached(root, variant):
+    write_pictures(root.parent / f"pictures{variant}", variant)
+    read_cached(root, variant)
+    (root / ".cache.lock").unlink(missing_ok=True)
+
+
+def read_cached(root, variant=0):
+    pictures = Dataset.parse(f"folder:{root.parent}/pictures{variant}?size=16").listing()
+    with mock.patch.object(listing, "MAPPED", 0):
+        data = listing.read_listed(pictures, 16, "pictures", root / "cache")
+    return values(data.train, data.test)
+
+
+def write_table(root, variant):
+    pictures = root.parent / f"pictures{variant}"
+    write_pictures(pictures, variant)
+    rows = [f"{path},{path.parent.name},{path.parts[-3]}" for path in sorted(pictures.rglob("*.png"))]
+    (root / "table.csv").write_text("\n".join(["path,label,split", *rows]))
+
+
+def read_table(root):
+    data = Dataset.parse(f"table:{root / 'table.csv'}?size=16").read()
+    return values(data.train, data.test)
+
+
+def write_reference(root, variant):
+    load_reference(SPEC, root)
+    (path,) = (path for path in root.glob("reference-*/*") if path.name != MANIFEST)
+    numbers = json.loads(path.read_text()) | {"num_train": 160 + variant}
+    write_folder(path.parent, lambda new: (new / path.name).write_text(json.dumps(numbers)))
+
+
+def write_weights(root, variant):
+    torch.manual_seed(variant)
+    save_file(nn.Linear(6, 5).state_dict(), root / "weights.safetensors")
+
+
+def read_weights(root):
+    network, path = nn.Linear(6, 5), root / "weights.safetensors"
+    expected = sha256_of(root.parent / "whole" / path.name)  # as the spec of a run has it
+    load_weights(network, "mlp", expected, path, (1, 8, 8), options={}, names={})
+    return {name: tensor.tolist() for name, tensor in network.state_dict().items()}
 
 
 def write_official(root, variant):
@@ -203,8 +269,7 @@ def write_official(root, variant):
 
 
 def read_official(root):
-    sets = [*read_parts("cifar10", root, "train", "test"), *read_parts("svhn", root, "train", "test")]
-    return [(images.images.tolist(), images.labels.tolist(), images.classes) for images in sets]
+    return values(*read_parts("cifar10", root, "train", "test"), *read_parts("svhn", root, "train", "test"))
 
 
 CASES = {
@@ -213,105 +278,50 @@ CASES = {
     "resume": Case(write_resume, read_resume, swaps_folders=True),
     "resume twice": Case(functools.partial(write_resume, last=5), read_resume, swaps_folders=True),
     "run": Case(write_run, read_run, swaps_folders=True),
-    "record": Case(write_record, read_record, has_sums=False),
+    "record": Case(write_record, read_record, unnoticed="warned"),
     "report": Case(write_report_inputs, read_report_inputs, swaps_folders=True),
     "decoded": Case(write_decoded, read_decoded),
+    "cached": Case(write_cached, read_cached),
+    "table": Case(write_table, read_table, unnoticed="other data"),
+    "reference": Case(write_reference, lambda root: asdict(load_reference(SPEC, root))),
+    "weights": Case(write_weights, read_weights),
     "official": Case(write_official, read_official),
 }
 ONNX = {"onnx": Case(functools.partial(write_export, format="onnx"), read_export)}  # takes ten seconds to write
 
 
-def block(content, chance, fill):
-    start = chance.randrange(len(content))
-    end = min(len(content), start + chance.randrange(1, 4096))
-    return content[:start] + fill(end - start) + content[end:]
+@contextmanager
+def limited(seconds):
+    """Raise Stopped in whatever takes longer; an alarm that was set before is set again."""
 
+    def stop(*_):
+        raise Stopped
 
-def flip(content, chance):
-    changed = bytearray(content)
-    for _ in range(chance.randrange(1, 9)):
-        changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
-    return bytes(changed)
-
-
-def deepen(content, chance):
-    deep = chance.choice((b"[", b'{"a":')) * chance.choice((2_000, 5_000, 100_000))
-    return struct.pack("<Q", len(deep)) + deep if content[8:9] == b"{" else deep  # the header of safetensors
-
-
-def retype(content, chance):
-    """Give a random value of a JSON file another type; other files become a JSON value, a pickle or an array."""
+    handler, left = signal.signal(signal.SIGALRM, stop), signal.setitimer(signal.ITIMER_REAL, seconds)[0]
     try:
-        value = json.loads(content)
-        inner = value
-        while isinstance(inner, dict | list) and inner:
-            key = chance.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
-            if not isinstance(inner[key], dict | list) or not inner[key] or chance.random() < 0.3:
-                inner[key] = chance.choice([None, [], {}, "text", -1, 1e308, True])
-                break
-            inner = inner[key]
-        return json.dumps(value).encode()
-    except (ValueError, UnicodeDecodeError):
-        return chance.choice([b"null", b"[]", b"3", b'{"a": 1}', pickle.dumps([1]), b"\x93NUMPY" + content[6:]])
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, handler)
 
 
-KINDS = {
-    "bits": flip,
-    "cut": lambda content, chance: content[: chance.randrange(len(content))],
-    "zeroed": lambda content, chance: block(content, chance, bytes),
-    "noise": lambda content, chance: block(content, chance, chance.randbytes),
-    "emptied": lambda content, chance: b"",
-    "longer": lambda content, chance: content + chance.randbytes(chance.randrange(1, 100)),
-    "deep": deepen,
-    "types": retype,
-}
-MOVES = ("removed", "swapped", "other's", "other's folder")
-
-
-def corrupt(work, other, chance, swaps_folders):
-    """Damage one file or folder below `work`; return the kind of damage and the path."""
-    paths = sorted(path for path in work.rglob("*") if path.is_file())
-    while True:
-        path, kind = chance.choice(paths), chance.choice((*KINDS, *MOVES))
-        content, twin = path.read_bytes(), other / path.relative_to(work)
-        if kind in KINDS:
-            if not content or (changed := KINDS[kind](content, chance)) == content:
-                continue
-            path.write_bytes(changed)
-        elif kind == "removed":
-            path.unlink()
-        elif kind == "swapped":
-            second = chance.choice([item for item in paths if item.parent == path.parent or item.name == path.name])
-            if second.read_bytes() == content:
-                continue
-            path.write_bytes(second.read_bytes())
-            second.write_bytes(content)
-        elif kind == "other's":
-            if not twin.is_file() or twin.read_bytes() == content:
-                continue
-            path.write_bytes(twin.read_bytes())
-        else:
-            if not swaps_folders or not twin.parent.is_dir() or path.parent == work:
-                continue
-            shutil.rmtree(path.parent)
-            shutil.copytree(twin.parent, path.parent)
-        return kind, path
-
-
-def outcome(case, name, work, whole, kind, path):
-    """Read a damaged folder: refused, harmless, unnoticed (only without sums), or what is wrong."""
+def outcome(case, name, work, whole, kind, path, seconds=LIMIT):
+    """Read a damaged folder: refused, harmless, what it is called without sums, or what is wrong."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with limited(seconds), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             numbers = repr(case.read(work))
+    except Stopped:
+        return "hang"
     except (ValueError, FileNotFoundError) as error:
-        return "refused" if str(work) in str(error) and "\n" not in str(error) else f"unclear: {error!r}"
+        is_clear = str(work) in str(error) and ("\n" not in str(error) or isinstance(error, listing.FolderError))
+        return "refused" if is_clear else f"unclear: {error!r}"
     except Exception as error:
         return f"traceback: {error!r}"[:300]
-    if not case.has_sums:
-        return "harmless" if numbers == whole else "unnoticed"
-    if numbers != whole:
+    if case.unnoticed == "warned" and not any(MANIFEST in str(warning.message) for warning in caught):
         return "silent"
+    if numbers != whole or case.unnoticed != "silent":
+        return "harmless" if numbers == whole else case.unnoticed
     where = f"{name.split()[0]} {path.name}"
     return "harmless" if HARMLESS.keys() & {where, f"{where} {kind}"} else "unexplained"
 
@@ -343,9 +353,10 @@ def run(count, seed, cases=CASES):
             counts[name][result.split(":")[0]] += 1
             if result == "harmless":
                 harmless[f"{name}: {path.name} {kind}"] += 1
-            elif result not in ("refused", "unnoticed"):
+            elif result not in ("refused", "warned", "other data"):
                 failures.append(f"{seed}/{number} {name}: {path.relative_to(work)} {kind}: {result}")
-    return {"counts": counts, "harmless": harmless, "failures": failures, "slowest": round(slowest, 2)}
+    total = {kind: sum(found[kind] for found in counts.values()) for kind in ("silent", "warned", "other data")}
+    return {"total": total, "counts": counts, "harmless": harmless, "failures": failures, "slowest": round(slowest, 2)}
 
 
 if __name__ == "__main__":

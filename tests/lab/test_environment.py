@@ -55,6 +55,15 @@ def test_fabric_may_come_with_pytorch_lightning_and_missing_packages_are_none(mo
     assert versions["triton"] is None
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("/bin/maxsep", "maxsep"), ("/src/maxsep/__main__.py", "maxsep"), ("/home/me/fit.py", "python fit.py")],
+)
+def test_a_command_has_no_path_of_its_program(monkeypatch, program, words):
+    monkeypatch.setattr("sys.argv", [program, "train", "--runs", "my runs"])
+    assert environment.command_line() == f"{words} train --runs 'my runs'"
+
+
 def test_the_source_digest_follows_names_and_contents(tmp_path):
     (tmp_path / "a.py").write_text("one")
     first = environment.source(tmp_path)

@@ -30,14 +30,11 @@ def test_a_run_from_its_begin_to_its_end(tmp_path):
     result = {"schema": 1, "spec": SPEC.to_dict(), "metrics": {"angular_fisher": float("inf")}}
     run.finish({"w": torch.ones(2)}, [{"epoch": 0, "loss": 1.0}], result)
     assert run.state == "finished"
-    assert sorted(p.name for p in run.folder.iterdir()) == [
-        *("MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors")
-    ]
+    names = ["MANIFEST.json", "metrics.jsonl", "result.json", "spec.json", "weights.safetensors"]
+    assert sorted(path.name for path in run.folder.iterdir()) == names
     finished = Run(run.folder)
-    assert (finished.spec, finished.metrics, finished.history) == (
-        *(SPEC, {"angular_fisher": None}),
-        [{"epoch": 0, "loss": 1.0}],
-    )
+    assert (finished.spec, finished.metrics) == (SPEC, {"angular_fisher": None})
+    assert finished.history == [{"epoch": 0, "loss": 1.0}]
     assert (finished.unknown, finished.detection, finished.features) == (None, None, None)
     assert finished.weights()["w"].tolist() == [1, 1]
 
@@ -56,6 +53,10 @@ def test_a_torn_last_line_is_ignored_and_a_bad_one_named(tmp_path):
         path.write_bytes(content)
         with pytest.raises(RunError, match=r"metrics.jsonl: line 2"):
             _ = Run(tmp_path).history
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=path.name):
+        Run(tmp_path).append({"epoch": 0})
 
 
 def test_the_folder_of_another_spec_is_refused(tmp_path):
@@ -166,6 +167,9 @@ def test_any_file_of_a_finished_run_that_differs_is_named(tmp_path, name):
         error = (FileNotFoundError if "weights" in name else RunError) if damaged is None else RunError
         with pytest.raises((error, FileNotFoundError) if name == "result.json" else error, match=name):
             READERS[name](Run(folder))
+        if damaged is not None and name != "detection.json":
+            with pytest.raises(RunError, match=name):
+                Run(folder).verify()
     assert Run(folder).state == ("unfinished" if name == "result.json" else "finished")
 
 
@@ -185,8 +189,9 @@ def test_records_are_kept_without_weights_and_swapped_ones_are_refused(tmp_path)
 def test_sums_beside_run_folders_and_none_at_all(tmp_path):
     folder = finished(tmp_path)
     (folder / "MANIFEST.json").unlink()
-    with pytest.warns(UserWarning, match=r"MANIFEST\.json"):
+    with pytest.warns(UserWarning, match=r"MANIFEST\.json") as warned:
         assert Run(folder).metrics == {"top1": 0.5}
+    assert Path(warned[0].filename).name == "run.py", "the command line shortens warnings of this package"
     lines = [f"{sha256_of(path)}  {folder.name}/{path.name}\n" for path in folder.iterdir()]
     (tmp_path / "SHA256SUMS").write_text("".join(lines))
     (folder / "result.json").write_bytes((folder / "result.json").read_bytes().replace(b"0.5", b"0.6"))

@@ -79,6 +79,11 @@ def test_fields_that_stages_share_change_in_both():
         ("class_order", {"class_order": "frequency", "head": "plain"}),
         ("head, seed", {"start_from": RunSpec(seed=1, head="plain")}),
         ("calibration", {"calibration": 0.1, "start_from": RunSpec()}),
+        ("start_from", {"start_from": "digits"}),
+        ("imbalance", {"imbalance": True}),
+        *(("seed", {"seed": "1"}), ("subset_seed", {"subset_seed": -1}), ("max_test", {"max_test": 0})),
+        *(("max_train", {"max_train": 2.5}), ("learning_rate", {"learning_rate": float("nan")})),
+        ("dataset", {"dataset": None}),
     ],
 )
 def test_values_that_no_run_can_have(name, fields):

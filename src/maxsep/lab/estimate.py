@@ -19,12 +19,11 @@ MARGIN = 1.1
 COMPARABLE = 10
 """Runs with fewer images than a tenth of another's say nothing about its speed: starting takes most of their time."""
 
-_UNKNOWN = [1000] * 10
-_START = 10.0
-"""Seconds to read the data and to build everything, in a guess; compiling takes three times that."""
-_SPEED = {  # images per second: one H200-class GPU, two CPU cores
+_START = (40.0, 1.0)
+"""Seconds to read the data and to build everything, in a guess: on a GPU, which compiles, and on a CPU."""
+_SPEED = {  # images per second: one H200-class GPU, two CPU cores (resnet32: one)
     "resnet34": (20_000.0, 20.0),
-    "resnet32": (40_000.0, 200.0),
+    "resnet32": (40_000.0, 320.0),
     "convnet": (80_000.0, 800.0),
     "vgg32": (50_000.0, 150.0),
     "vit": (40_000.0, 150.0),
@@ -49,12 +48,14 @@ class Estimator:
 
     The estimate is the number of training images times the median seconds per image, start included, of finished runs
     of comparable size: those with the same network, dataset and precision, or else with the same network. A started run
-    counts what is left after its last resume point; epochs logged beyond that point are trained again.
+    counts what is left after its last resume point; epochs logged beyond that point are trained again. `on_gpu` says
+    what other machines train on.
     """
 
-    def __init__(self, runs: str | Path, execution: Execution) -> None:
+    def __init__(self, runs: str | Path, execution: Execution, on_gpu: bool | None = None) -> None:
         self._runs = Path(runs)
-        self._on_gpu = pick_device(execution.device).type == "cuda"
+        is_cuda = execution.device == "cuda" or pick_device(execution.device).type == "cuda"  # of a cluster, perhaps
+        self._on_gpu = is_cuda if on_gpu is None else on_gpu
         self._measured: dict[str, tuple[RunSpec, float, float] | None] = {}
         self.refresh()
 
@@ -74,8 +75,9 @@ class Estimator:
             if paces := [seconds / images for _, seconds, images in alike]:
                 basis = f"{len(paces)} run{'' if len(paces) == 1 else 's'} of the {kind}"
                 return Estimate(statistics.median(paces) * left * MARGIN, basis)
-        speed = _SPEED.get(spec.network, _OTHER_SPEED)[0 if self._on_gpu else 1]
-        return Estimate(_START * (4 if self._on_gpu else 1) + left / speed * MARGIN, "a first guess")
+        guesses = _START, _SPEED.get(spec.network, _OTHER_SPEED)
+        start, speed = (guess[0 if self._on_gpu else 1] for guess in guesses)
+        return Estimate(start + left / speed * MARGIN, "a first guess")
 
     def _remaining(self, spec: RunSpec) -> float:
         """Return the part of a run that its newest readable resume point leaves; 1 without one."""
@@ -87,16 +89,8 @@ class Estimator:
 
 
 def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
-    """Count a run's training images without reading them.
-
-    Args:
-        spec: The run.
-        sizes: The training images of every class of its dataset, if they are known already.
-
-    >>> num_train(RunSpec(dataset="cifar10", imbalance=0.01))
-    12406
-    """
-    available = sizes or Dataset.parse(spec.dataset).train_counts() or _UNKNOWN
+    """Count a run's training images without reading them; `sizes` are those of its dataset's classes, if known."""
+    available = sizes or Dataset.parse(spec.dataset).train_counts() or [1000] * 10
     kept = list(map(min, available, long_tail_counts(max(available), len(available), spec.imbalance)))
     for fraction in (spec.validation, spec.calibration):  # cut class by class, one after the other, as `prepare` does
         kept = [n - held for n, held in zip(kept, held_counts(kept, fraction), strict=True)] if fraction else kept
@@ -104,11 +98,7 @@ def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
 
 
 def parse_budget(text: str | float) -> float:
-    """Read a time budget in seconds from text such as `25m`, `1h30m`, `90s` or a number of seconds.
-
-    >>> parse_budget("25m"), parse_budget("1h30m"), parse_budget("90")
-    (1500.0, 5400.0, 90.0)
-    """
+    """Read a time budget in seconds from text such as `25m`, `1h30m`, `90s` or a number of seconds."""
     source = (text if isinstance(text, str) else f"{text:.12f}").strip().lower()  # a number may print as 1e-09
     number = r"(\d+\.?\d*|\.\d+)"
     pieces = re.fullmatch(rf"(?:{number}d)?(?:{number}h)?(?:{number}m(?:in)?)?(?:{number}s?)?", source)
@@ -120,11 +110,7 @@ def parse_budget(text: str | float) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time for people.
-
-    >>> format_seconds(0.4), format_seconds(75), format_seconds(5400)
-    ('0.4 s', '1 min 15 s', '1 h 30 min')
-    """
+    """Write a time for people."""
     whole, minutes = round(seconds), round(seconds / 60)
     if seconds < 10:
         return f"{seconds:.1f} s"

@@ -1,26 +1,19 @@
-"""Train many runs: skip what is finished, resume, keep a budget, and share the work between processes."""
+"""Train many runs: skip what is finished, resume, keep a budget, and share the work between processes or machines."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from maxsep.lab import engine
+from maxsep.lab.cluster import Cluster
 from maxsep.lab.data import Dataset, with_order
-from maxsep.lab.engine.trainer import DeadlineError, StopRequest
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
+from maxsep.lab.executors import Event, Executor, Here, Kind, Pool, Worker
 from maxsep.lab.recipes import After, Recipe, select
 from maxsep.lab.run import Run, State
 from maxsep.lab.spec import Execution, RunSpec
@@ -31,9 +24,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-GRACE = 60.0
-"""Seconds that a process has to save its run after its parent died."""
-Kind = Literal["start", "finished", "skipped", "failed", "postponed", "elsewhere"]
+ATTEMPTS = 3
+"""How often a run is started whose process dies."""
+_WAITING = ("postponed", "elsewhere")
 
 
 @dataclass(frozen=True)
@@ -43,18 +36,6 @@ class PlannedRun:
     spec: RunSpec
     state: State
     estimate: Estimate
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happened to one run; `seconds` are estimated at its start or when postponed, and measured at its end."""
-
-    kind: Kind
-    spec: RunSpec
-    index: int
-    total: int
-    seconds: float = 0.0
-    message: str = ""
 
 
 @dataclass
@@ -100,25 +81,30 @@ def unique(specs: Sequence[RunSpec]) -> list[RunSpec]:
 
 
 def stages(spec: RunSpec) -> list[RunSpec]:
-    """List a run after the runs it starts from.
-
-    >>> [stage.epochs for stage in stages(RunSpec(epochs=10, start_from=RunSpec(epochs=200)))]
-    [200, 10]
-    """
+    """List a run after the runs it starts from."""
     return [spec] if spec.start_from is None else [*stages(spec.start_from), spec]
 
 
 def plan(
-    specs: Sequence[RunSpec], *, runs: str | Path = "runs", execution: Execution | None = None
+    specs: Sequence[RunSpec],
+    *,
+    runs: str | Path = "runs",
+    execution: Execution | None = None,
+    on_gpu: bool | None = None,
 ) -> list[PlannedRun]:
     """List what would be trained, what is finished and how long each run will take; trains nothing."""
-    estimator = Estimator(runs, execution or Execution())
+    estimator = Estimator(runs, execution or Execution(), on_gpu)
     planned = []
     for spec in unique(specs):
         state = Run(Path(runs) / spec.name).state
         estimate = Estimate(0.0, "finished") if state == "finished" else estimator.estimate(spec)
         planned.append(PlannedRun(spec, state, estimate))
     return planned
+
+
+def lacking_weights(specs: Sequence[RunSpec], execution: Execution | None) -> list[RunSpec]:
+    """List the runs that start from a file of weights, unless one is given."""
+    return [] if execution and execution.weights else [spec for spec in specs if spec.weights]
 
 
 def check_data(
@@ -149,6 +135,8 @@ def run(
     execution: Execution | None = None,
     budget: str | float | None = None,
     jobs: int = 1,
+    on: str | None = None,
+    gpus: float = 1.0,
     train: Callable[..., Path] | None = None,
     on_event: Callable[[Event], None] | None = None,
     progress: bool = False,
@@ -158,33 +146,38 @@ def run(
 ) -> Summary:
     """Train every run that is not finished yet, as `engine.train` does with the same arguments.
 
-    A run that fails leaves `failure.json` in its folder, and the others go on. With a budget such as "25m", a run
-    starts only if its estimated time still fits, and a shorter one may take its place. A run that takes longer than its
-    estimate is stopped at a resume point when the budget is over. The same call later goes on with the rest.
+    A run that fails leaves `failure.json` in its folder, and the others go on. With a budget such as "25m", runs whose
+    estimated time still fits come first; the time that is left goes to those that do not fit. The run in progress is
+    stopped at a resume point when the budget is over. The same call later goes on with the rest.
 
     Several processes may make the same call: a run that one of them trains is left alone by the others. `jobs` starts
     that many; they end with this process, even if it is killed. The calling script needs the usual `if __name__ ==
-    "__main__"` guard then.
+    "__main__"` guard then. With `on`, "ray" or "ray://HOST:PORT", runs are tasks of a Ray cluster that take a part
+    `gpus` of a GPU each, where it has any. A run whose process dies is started again, twice.
 
     `on_event` is called when a run starts, ends, is skipped, fails, is postponed or is trained elsewhere. `after` is a
     step after training, taken for every finished run that lacks it. Tests replace `train` and `clock`.
     """
     start, chosen, execution = clock(), unique(specs), execution or Execution()
-    jobs = min(jobs, sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen))
-    settings: dict[str, Any] = {"data_root": data_root, "runs": runs, "execution": execution, "download": download}
-    deadline = None if budget is None else start + parse_budget(budget)
-    settings |= {} if deadline is None else {"deadline": deadline}
-    worker = _Worker(
+    if on is not None and jobs > 1:
+        raise ValueError(f"jobs are processes of this machine: with on={on!r} they must be 1, got {jobs}.")
+    for spec in chosen:  # a finished run that is damaged is not to be skipped as one that is there
+        Run(Path(runs) / spec.name).verify()
+    unfinished = sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen)
+    on, jobs, tell = on if unfinished else None, min(jobs, unfinished), on_event or (lambda event: None)
+    worker = Worker(
         runs=Path(runs),
-        train=partial(train or engine.train, progress=progress and jobs <= 1, **settings),
+        train=train or engine.train,
         after=after,
         data_root=data_root,
         execution=execution,
-        deadline=deadline,
+        download=download,
+        progress=progress and jobs <= 1 and on is None,
+        deadline=None if budget is None else start + parse_budget(budget),
         clock=clock,
-        on_event=on_event or (lambda event: None),
     )
-    summary = _share(worker, chosen, jobs) if jobs > 1 else worker.run(chosen)
+    local = Pool(worker, jobs) if jobs > 1 else Here(worker, tell)
+    summary = _Loop(worker, local if on is None else Cluster(worker, on, gpus), tell).run(chosen)
     summary.seconds = clock() - start
     return summary
 
@@ -207,177 +200,140 @@ def reproduce(
 ) -> Summary:
     """Train the runs of a recipe, take its step after training, and train the runs that follow from their results.
 
-    Arguments are those of `Recipe.specs` and `run`.
+    Arguments are those of `Recipe.specs` and `run`. Runs that start from a file of weights need `execution.weights`;
+    without it a note counts them.
     """
     start, left = clock(), None if budget is None else parse_budget(budget)
     settings |= {"runs": runs, "data_root": data_root, "download": download, "after": recipe.after, "clock": clock}
     chosen = recipe.specs(seeds, epochs, only, precision, max_train, max_test)
     specs = with_order(chosen, data_root, download=download)
+    lacking = lacking_weights(specs, settings.get("execution"))
+    specs = [spec for spec in specs if spec not in lacking]
     summary = run(specs, budget=left, **settings)
+    if lacking:
+        summary.notes.append(f"{len(lacking)} runs left out: they start from pretrained weights (--weights FILE)")
     if recipe.follow_up is None or summary.interrupted or summary.postponed or summary.elsewhere:
         return summary
-    finished = [found for spec in specs if (found := Run(Path(runs) / spec.name)).state == "finished"]
+    finished = [record for spec in specs if (record := Run(Path(runs) / spec.name)).state == "finished"]
     following = select(recipe.follow_up(finished, recipe.choose_seeds(seeds)), only)
     following = [spec for spec in following if spec not in specs]
     left = None if left is None else max(left - (clock() - start), 1e-9)
     return summary.add(run(following, budget=left, **settings))
 
 
-@dataclass
-class _Worker:
-    """One process that works through a list of runs."""
+class _Loop:
+    """Give runs to an executor until none is free: first those that fit into the budget, then the others."""
 
-    runs: Path
-    train: Callable[[RunSpec], object]
-    after: After | None
-    data_root: str | Path | None
-    execution: Execution
-    deadline: float | None
-    clock: Callable[[], float]
-    on_event: Callable[[Event], None]
-    began: float = field(default_factory=time.time)
+    def __init__(self, worker: Worker, executor: Executor, on_event: Callable[[Event], None]) -> None:
+        self.worker, self.executor, self.on_event = worker, executor, on_event
+        self.summary, self.must_fit = Summary(), True
+        self.running: set[RunSpec] = set()
+        self.waiting: deque[Event] = deque()
+        self.lost: Counter[RunSpec] = Counter()
 
     def run(self, specs: Sequence[RunSpec]) -> Summary:
-        """Go through the list until no run is free."""
-        self.summary, self.estimator = Summary(), Estimator(self.runs, self.execution)
-        pending = [Event("start", spec, index, len(specs)) for index, spec in enumerate(specs, 1)]
-        while pending:
-            self.summary.elsewhere = []
-            try:
-                busy = [event for event in pending if self._record(self._consider(event)) == "elsewhere"]
-            except KeyboardInterrupt:
-                self.summary.interrupted = 130
-                return self.summary
-            except SystemExit as stop:  # the engine saved the run's state after a signal
-                self.summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
-                return self.summary
-            if len(busy) == len(pending):
-                break
-            pending = busy  # while this process trained, another one may have finished or released them
-        for event in pending:
-            self.on_event(replace(event, kind="elsewhere"))
+        """Train the runs; return what became of them."""
+        self.waiting.extend(Event("start", spec, index, len(specs)) for index, spec in enumerate(specs, 1))
+        # a clock may be set back, so that times are compared for equality
+        self.before = {spec.name: _failure_of(Run(self.worker.runs / spec.name)) for spec in specs}
+        try:
+            with self.executor:
+                self.estimator = Estimator(self.worker.runs, self.worker.execution, self.executor.on_gpu)
+                self._work()
+        except KeyboardInterrupt:
+            self.summary.interrupted = 130
+        except SystemExit as stop:  # the state of runs was saved after a signal
+            self.summary.interrupted = stop.code if isinstance(stop.code, int) and stop.code else 130
+        else:
+            for event in sorted(self.waiting, key=lambda event: event.index):
+                getattr(self.summary, event.kind).append(event.spec)
+                self.on_event(event)
         return self.summary
 
-    def _record(self, event: Event) -> Kind:
+    def _work(self) -> None:
+        refused, progress = 0, time.monotonic()  # refused: runs in a row that had to wait
+        while self.waiting or self.running:
+            if self.executor.is_free and refused < len(self.waiting):
+                events = self._consider(self.waiting.popleft())
+            elif self.running or not self.executor.is_free:
+                events = self.executor.wait()
+            elif self.must_fit and any(event.kind == "postponed" for event in self.waiting):
+                self.must_fit, refused = False, 0
+                continue
+            elif self._is_hopeful(progress):
+                time.sleep(1)
+                refused = 0  # another process may have finished or released some
+                continue
+            else:
+                break
+            for event in events:
+                if self._record(event):
+                    refused, progress = 0, time.monotonic()
+                elif event.kind in _WAITING:
+                    refused += 1
+
+    def _is_hopeful(self, progress: float) -> bool:
+        """Whether runs that another process trains may soon be free."""
+        is_patient = time.monotonic() < progress + self.executor.patience
+        return is_patient and any(event.kind == "elsewhere" for event in self.waiting)
+
+    def _record(self, event: Event) -> bool:
+        """Take note of an event; return whether another run may be free now."""
+        if event.kind == "lost":
+            self.lost[event.spec] += 1
+            if self.lost[event.spec] >= ATTEMPTS:
+                error = RuntimeError(f"{event.message}, {ATTEMPTS} times")
+                Run(self.worker.runs / event.spec.name).record_failure(event.spec, error)
+                event = replace(event, kind="failed", message=str(error))
+        if event.kind in ("start", "lost"):
+            self.on_event(event)
+        if event.kind == "start":
+            return False
+        self.running.discard(event.spec)
+        if event.kind == "lost":
+            self.waiting.appendleft(replace(event, kind="elsewhere", message=""))
+            return True
+        if event.kind in _WAITING:
+            self.waiting.append(replace(event, seconds=self.estimator.estimate(event.spec).seconds))
+            return False
         if event.kind == "failed":
             self.summary.failed.append((event.spec, event.message))
         else:
             getattr(self.summary, event.kind).append(event.spec)
-        if event.kind != "elsewhere":
-            self.on_event(event)
-        return event.kind
+        if event.note and event.note not in self.summary.notes:
+            self.summary.notes.append(event.note)
+        self.on_event(event)
+        return True
 
-    def _consider(self, event: Event) -> Event:
-        """Train a run if it is due and free; return what became of it."""
+    def _consider(self, event: Event) -> list[Event]:
+        """Submit a run if it is due and free; else return what becomes of it."""
         spec, first = event.spec, event.spec.start_from
-        run = Run(self.runs / spec.name)
-        if run.state == "finished":
-            return self._work(event, run, "skipped")
-        if first is not None and first in (failed for failed, _ in self.summary.failed):
-            return replace(event, kind="failed", message=f"the run it starts from failed: {first.name}")
-        if first in self.summary.elsewhere or self._failed_elsewhere(run):
-            return replace(event, kind="elsewhere")
-        self.estimator.refresh()
-        start = replace(event, seconds=self.estimator.estimate(spec).seconds)
-        late = self.deadline is not None and self.clock() + start.seconds > self.deadline
-        if late or first in self.summary.postponed:
-            return replace(start, kind="postponed")
-        try:
-            with run.lock():
-                if Run(run.folder).state == "finished":  # by another process, just now
-                    return self._work(event, run, "skipped")
-                self.on_event(start)
-                return self._work(event, run, "finished")
-        except BlockingIOError:
-            return replace(event, kind="elsewhere")
+        run = Run(self.worker.runs / spec.name)
+        if self.worker.is_done(run):
+            return [replace(event, kind="skipped", seconds=0.0)]
+        if run.state != "finished":
+            if first is not None and first in (failed for failed, _ in self.summary.failed):
+                return [replace(event, kind="failed", message=f"the run it starts from failed: {first.name}")]
+            if (kind := self._kind_of(first)) or self._failed_elsewhere(run):
+                return [replace(event, kind=kind or "elsewhere")]
+            self.estimator.refresh()
+            event = replace(event, kind="start", seconds=self.estimator.estimate(spec).seconds)
+            deadline = self.worker.deadline
+            if deadline is not None and self.worker.clock() + self.must_fit * event.seconds >= deadline:
+                return [replace(event, kind="postponed")]
+        self.running.add(spec)
+        self.executor.submit(event)
+        return []
 
-    def _work(self, event: Event, run: Run, kind: Kind) -> Event:
-        """Train a run unless it is skipped, and take the step after training."""
-        begin = self.clock()
-        try:
-            if kind == "finished":
-                self.train(event.spec)
-            self._take_step(run)
-        except BlockingIOError:  # another process trains it
-            raise
-        except DeadlineError:
-            return replace(event, kind="postponed", seconds=self.estimator.estimate(event.spec).seconds)
-        except Exception as error:  # the failure of one run must not stop the others
-            if run.state != "finished":
-                run.folder.mkdir(parents=True, exist_ok=True)
-                run.record_failure(event.spec, error)
-            kind, event = "failed", replace(event, message=f"{type(error).__name__}: {error}")
-        return replace(event, kind=kind, seconds=self.clock() - begin)
-
-    def _take_step(self, run: Run) -> None:
-        if self.after is None or self.after.is_done(run):
-            return
-        if self.deadline is not None and self.clock() >= self.deadline:
-            note = "Steps after training are not complete: the budget was spent. The same command resumes them."
-        else:
-            note = self.after(run, data_root=self.data_root, device=self.execution.device)
-        if note and note not in self.summary.notes:
-            self.summary.notes.append(note)
+    def _kind_of(self, spec: RunSpec | None) -> Kind | None:
+        """For what a run waits; None if it does not wait."""
+        return "elsewhere" if spec in self.running else next((e.kind for e in self.waiting if e.spec == spec), None)
 
     def _failed_elsewhere(self, run: Run) -> bool:
         """Whether another process tried this run since this call began, and failed."""
-        return run.state == "failed" and (run.folder / "failure.json").stat().st_mtime >= self.began
+        return _failure_of(run) not in (None, self.before[run.name])
 
 
-def _share(worker: _Worker, specs: Sequence[RunSpec], jobs: int) -> Summary:
-    """Let several processes work through the list, then this one through what they left.
-
-    A signal to this process is passed on to the others, which save their runs and end.
-    """
-    context, threads = multiprocessing.get_context("spawn"), max(1, torch.get_num_threads() // jobs)
-    children: dict[Any, Any] = {}
-    results: list[Event] = []
-    with StopRequest() as stop:
-        try:
-            for _ in range(jobs):
-                receive, send = context.Pipe(duplex=False)
-                arguments = (replace(worker, on_event=send.send), specs, threads)
-                children[receive] = context.Process(target=_work_for_parent, args=arguments)
-                children[receive].start()
-                send.close()  # the pipe ends with the child
-            signalled = False
-            while children:
-                if stop.signum and not signalled:
-                    signalled = True
-                    for child in children.values():
-                        child.terminate()
-                ready: list[Any] = wait(list(children), timeout=0.2)
-                for connection in ready:
-                    try:
-                        event = connection.recv()
-                    except EOFError:
-                        children.pop(connection).join()
-                        continue
-                    if event.kind in ("start", "finished", "failed"):
-                        results.append(event)
-                        worker.on_event(event)
-        finally:
-            for child in children.values():
-                child.kill()
-    failed = {event.spec: event.message for event in results if event.kind == "failed"}
-    finished = [event.spec for event in results if event.kind == "finished"]
-    rest = [spec for spec in specs if spec not in failed and spec not in finished]
-    summary = Summary(finished=finished, failed=list(failed.items()))
-    return summary.add(Summary(interrupted=128 + stop.signum) if stop.signum else worker.run(rest))
-
-
-def _work_for_parent(worker: _Worker, specs: Sequence[RunSpec], threads: int) -> None:
-    torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(BrokenPipeError):  # the parent is gone
-        worker.run(specs)
-
-
-def _end_with_parent() -> None:
-    """Wait for the parent's end, however it comes; then let the engine save the run and end this process."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
-    os._exit(128 + signal.SIGTERM)
+def _failure_of(run: Run) -> int | None:
+    """Return when a run failed, None unless it did."""
+    return (run.folder / "failure.json").stat().st_mtime_ns if run.state == "failed" else None
