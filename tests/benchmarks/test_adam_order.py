@@ -23,7 +23,8 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS)
 def test_a_seed_is_trained_as_if_alone(head):
     program = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
-    data = images, labels, test, test_ranks, _ = program.long_tailed_digits(3)
+    data = program.long_tailed_digits(3)
+    images, labels, test, test_ranks = data.inputs, data.labels, data.test[2], data.test_ranks
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).double()
     with torch.no_grad():
         for parameter, values in zip(network.parameters(), program.start(3).values(), strict=True):

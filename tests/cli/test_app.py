@@ -1,5 +1,6 @@
 """All verbs: options, examples, bad input, exit codes, quiet libraries; and the verbs `matrix` and `report`."""
 
+import json
 import logging
 import re
 import shutil
@@ -10,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from class_folders import write_classes
 
 import maxsep
 from maxsep import cli
@@ -22,19 +23,20 @@ OPTIONS = {
     "train": DATA
     | {"--dataset", "--imbalance", "--network", "--head", "--radius", "--loss", "--augmentation", "--epochs"}
     | {"--batch-size", "--optimiser", "--learning-rate", "--seed", "--set", "--runs", "--device"}
-    | {"--devices", "--json"},
+    | {"--devices", "--sharded", "--accumulate", "--json", "--weights", "--image-size", "--skip-broken"}
+    | {"--tensorboard", "--early-stopping"},
     "compare": DATA
     | {"--network", "--epochs", "--seeds", "--radius", "--loss", "--set", "--imbalance", "--augmentation"}
     | {"--batch-size", "--optimiser", "--learning-rate", "--budget", "--jobs", "--dry-run", "--runs"}
-    | {"--out", "--device", "--json"},
+    | {"--on", "--gpus", "--out", "--device", "--json", "--weights", "--image-size", "--skip-broken"},
     "reproduce": DATA
     | {"--only", "--seeds", "--epochs", "--precision", "--budget", "--jobs", "--dry-run", "--runs", "--out"}
-    | {"--device", "--json"},
+    | {"--on", "--gpus", "--device", "--json", "--weights"},
     "evaluate": DATA
     | {"--dataset", "--ood", "--mahalanobis", "--no-mahalanobis", "--device", "--json"},
     "predict": {"--score", "--threshold", "--top", "--device", "--json"},
     "export": {"--out", "--format"},
-    "report": {"--out", "--title"},
+    "report": {"--out", "--title", "--json"},
     "matrix": {"--out"},
     "bench": {"--device", "--classes", "--batch", "--features", "--threads", "--quick", "--json"},
 }  # fmt: skip
@@ -45,9 +47,8 @@ def test_options_are_frozen_and_the_help_has_an_example(call, verb, monkeypatch)
     """A new option is a promise: add it here when it is meant."""
     monkeypatch.setenv("COLUMNS", "80")
     text = call(verb, "--help")
-    assert set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.M)) | set(re.findall(r" / (--no-[a-z]+)", text)) == (
-        OPTIONS[verb] | {"--help"}
-    )
+    listed = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.M)) | set(re.findall(r" / (--no-[a-z]+)", text))
+    assert listed == OPTIONS[verb] | {"--help"}
     assert max(map(len, text.splitlines())) <= 80
     assert VERBS[verb].example.startswith(f"maxsep {verb}")
     assert set(re.findall(r"--[a-z-]+", VERBS[verb].example)) <= OPTIONS[verb]
@@ -56,10 +57,8 @@ def test_options_are_frozen_and_the_help_has_an_example(call, verb, monkeypatch)
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("demo", "bench")])
 def test_the_example_of_the_help_runs(call, run, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
-    for name in ("my/pictures/cat", "my/pictures/dog", "photos"):
-        (tmp_path / name).mkdir(parents=True)
-        for shade in range(5):
-            Image.new("RGB", (40, 40), (50 * shade, len(name), 0)).save(tmp_path / name / f"{shade}.png")
+    write_classes(tmp_path / "my" / "pictures", (40, 40), cat=5, dog=5)
+    write_classes(tmp_path, (40, 40), photos=5)
     (tmp_path / "runs").mkdir()
     shutil.copytree(run["run"], tmp_path / "runs" / "NAME")
     call(*VERBS[verb].example.split()[1:], *(["--dry-run"] if verb in ("compare", "reproduce") else []))
@@ -73,10 +72,6 @@ def test_the_help_lists_every_verb_without_importing_the_lab():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(re.search(rf"^  {verb} +\w", done.stdout, re.M) for verb in VERBS)
-
-
-def test_version(call):
-    assert call("--version") == f"maxsep {maxsep.__version__}\n"
 
 
 BAD = {
@@ -95,13 +90,14 @@ BAD = {
     "compare": [
         *("nowhere", "--radius 1,x", "--radius 1,,2", "--radius 0", "--loss hinge", "--loss cross_entropy,"),
         *("--set loss.tau=2", "--set mixup=1", "--budget soon", "--budget 0s", "--network nope"),
-        *("--seeds 0", "--jobs 0"),
+        *("--seeds 0", "--jobs 0", "--on cloud", "--gpus 0"),
         *("--loss balanced_softmax,logit_adjusted", "--learning-rate -1", "--optimiser adam", "--device tpu"),
         "--loss ldam --set loss.reweight_from=99 --epochs 5",
     ],
     "reproduce": [
         *("nope", "", "table1 --budget soon", "table1 --only imbalance=0.5 --dry-run", "table1", "demo --jobs 0"),
-        "demo --precision fp8 --dry-run",
+        "demo --runs /dev/null/runs --seeds 1 --epochs 1 --device cpu --jobs 2",
+        *("demo --precision fp8 --dry-run", "demo --on ray://host", "demo --gpus 1.5", "adam --weights x"),
     ],
     "evaluate": ["nowhere", "", ". --bogus"],
     "predict": ["nowhere a.png", "nowhere", "nowhere a.png --top 0"],
@@ -118,6 +114,11 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(refuse, tmp_path, monke
     monkeypatch.delenv("MAXSEP_DATA", raising=False)
     refuse(*arguments.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cluster_without_ray_is_one_line(refuse, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert 'pip install ".[cluster]"' in refuse("reproduce", "demo", "--on", "ray")
 
 
 def test_bad_input_covers_every_verb_and_typing_errors_are_suggested(refuse):
@@ -141,6 +142,25 @@ def test_exit_codes(error, status):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+
+
+def test_an_interruption_while_torch_is_imported_is_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.argv = ['/bin/maxsep']\nimport maxsep"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "maxsep: interrupted; the same command resumes\n")
+
+
+@pytest.mark.parametrize(("code", "lines"), [(130, 1), (143, 0)])
+def test_an_interrupted_run_says_how_it_goes_on(monkeypatch, capsys, code, lines):
+    def stop(*_, **__):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("maxsep.cli.app.app", stop)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert (stopped.value.code, printed.count("\n"), printed.count("resumes")) == (code, lines, lines)
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
@@ -180,11 +200,14 @@ def test_the_matrix_is_written_exactly(call, tmp_path, classes, suffix):
     assert f"{np.degrees(np.arccos(-1 / (classes - 1))):.4f}" in printed
 
 
-def test_the_certificate_needs_no_matrix(call):
+def test_the_certificate_needs_no_matrix_and_the_version_no_verb(call):
     assert "90.0001" in call("matrix", 1_000_000)
+    assert call("--version") == f"maxsep {maxsep.__version__}\n"
 
 
 def test_report_of_a_run(call, run, tmp_path):
     page = call("report", run["run"], "--out", tmp_path, "--title", "Mine").strip()
     assert page == str(tmp_path / "report.html")
     assert "Mine" in (tmp_path / "report.html").read_text()
+    answer = json.loads(call("report", run["run"], "--out", tmp_path, "--json"))
+    assert (answer["report"], len(answer["coverage"]), len(answer["runs"])) == (page, 156, 1)

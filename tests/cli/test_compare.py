@@ -1,12 +1,15 @@
 """`maxsep compare`: from one command to a verdict, on real digits and on folders of pictures."""
 
 import json
+from pathlib import Path
 
 import pytest
+from class_folders import write_classes
 from PIL import Image
 
 from maxsep.cli import compare as module
 from maxsep.lab import engine
+from maxsep.lab.data import ImageSet
 
 SHORT = ["--epochs", 2, "--device", "cpu", "--learning-rate", 0.01]
 
@@ -52,12 +55,6 @@ def test_another_seed_trains_only_what_is_new(call, first, place):
     assert [row["state"] for row in rows] == ["finished"] * 15 + ["new"] * 5
 
 
-def test_a_dry_run_trains_nothing(call, tmp_path):
-    printed = call("compare", *SHORT, "--dry-run", "--runs", tmp_path / "runs", "--out", tmp_path / "out")
-    assert len(printed.splitlines()) == 17
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_same_command_continues_after_a_budget(call, tmp_path):
     arguments = ["compare", *SHORT, "--seeds", 1, "--radius", 1, "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
     assert len(json.loads(call(*arguments, "--budget", "0.001s", "--json"))["missing"]) == 3
@@ -73,37 +70,27 @@ def test_reading_the_data_counts_as_time(call, tmp_path, monkeypatch):
     assert len(json.loads(call("compare", *SHORT, *arguments))["missing"]) == 3
 
 
-def test_losses_radii_and_a_long_tail(call, tmp_path):
+def test_losses_radii_and_a_long_tail_in_a_dry_run(call, tmp_path):
     options = ["--loss", "cross_entropy,logit_adjusted", "--radius", 1, "--radius", "0.5,1", "--imbalance", 0.1]
     options += ["--seeds", 1, "--runs", tmp_path / "runs", "--dry-run", "--json"]
     names = [row["name"] for row in json.loads(call("compare", *SHORT, *options))]
     assert [name.removeprefix("digits-lt0.1-mlp-").rpartition("-s0-")[0] for name in names] == 2 * [
         "plain", "control", "maxsep", "control-r0.5", "maxsep-r0.5",
     ]  # fmt: skip
+    assert not list(tmp_path.iterdir()), "nothing is trained"
 
 
-def test_ldam_is_compared_by_its_own_heads(call, tmp_path):
-    options = ["--loss", "cross_entropy,ldam", "--radius", 1, "--set", "loss.reweight_from=1", "--imbalance", 0.1]
-    arguments = ["compare", *SHORT, "--seeds", 2, *options, "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
-    call(*arguments)
-    specs = [json.loads(path.read_text())["spec"] for path in (tmp_path / "runs").glob("*/result.json")]
-    ldam = [spec for spec in specs if spec["loss"] == "ldam"]
-    assert {spec["head"] for spec in ldam} == {"cosine", "cosine_maxsep", "centred_cosine", "maxsep_cosine"}
-    assert all(spec["loss_options"] == [["reweight_from", 1]] for spec in ldam)
-    assert (len(specs), len(ldam)) == (14, 8)
-
-
-def test_ldam_alone_has_its_own_scale(call, tmp_path):
-    rows = json.loads(
-        call("compare", *SHORT, "--loss", "ldam", "--seeds", 1, "--runs", tmp_path, "--dry-run", "--json")
-    )
-    assert len(rows) == 4
-
-
-def test_two_processes_share_the_runs(call, tmp_path):
-    arguments = ["compare", *SHORT, "--seeds", 2, "--runs", tmp_path / "runs", "--out", tmp_path / "out", "--jobs", 2]
-    assert json.loads(call(*arguments, "--json"))["missing"] == []
-    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 10
+def test_the_radius_is_chosen_on_held_out_images(call, tmp_path):
+    options = ["--radius", "auto", "--seeds", 1, "--runs", tmp_path / "runs", "--out", tmp_path / "out", "--json"]
+    answer = json.loads(call("compare", *SHORT, *options))
+    radii = {entry["radius"] for entry in answer["search"]}
+    assert radii == {1.0, 0.3, 0.1}
+    chosen = {method["radius"] for method in answer["methods"] if method["head"] == "maxsep"}
+    assert len(chosen) == 1
+    assert chosen < radii
+    trained = json.loads(call("train", *SHORT, *options[:2], "--runs", tmp_path / "train", "--json"))
+    assert Path(trained["run"]).parent == tmp_path / "train"
+    assert trained["search"]["radius"] in radii
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_compared(invoke, tmp_path, monkeypatch):
@@ -121,33 +108,45 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(invoke, tmp_path,
     assert (tmp_path / "out" / "report.html").is_file()
 
 
-def write_pictures(folder, sizes=(12, 12)):
-    for label, count in enumerate(sizes):
-        (folder / f"class{label}").mkdir(parents=True, exist_ok=True)
-        for i in range(count):
-            image = Image.effect_noise((12, 12), 20 + 3 * i).convert("RGB")
-            image.paste((200 * label, 9 * i, 80), (0, 0, 6, 6))
-            image.save(folder / f"class{label}" / f"{i:02d}.png")
-
-
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_pictures(tmp_path / "pictures")
+    write_classes(tmp_path / "pictures", (12, 12), dark=12, light=12)
     return ["compare", "pictures?size=12", "--network", "mlp", "--seeds", 1, "--radius", 1, *SHORT]
 
 
-def test_a_folder_of_pictures(call, pictures, tmp_path):
-    call(*pictures)
-    answer = json.loads(call(*pictures, "--json"))
-    assert (answer["data"], answer["class_counts"], answer["num_test"]) == ("folder:pictures?size=12", [10, 10], 4)
-    assert (tmp_path / "comparison" / "report.html").is_file()
+def test_the_test_images_are_seen_once_the_search_is_over(call, tmp_path, monkeypatch):
+    """By the networks and by the reference. They alone are white."""
+    monkeypatch.setattr("maxsep.lab.search.NUM_RATES", 3)
+    for part, shades in (("train", (0, 160)), ("test", (255, 255))):
+        for name, shade in zip(("dark", "light"), shades, strict=True):
+            (tmp_path / "own" / part / name).mkdir(parents=True)
+            for i in range(10 if part == "train" else 3):
+                image = Image.new("L", (8, 8), min(shade + i, 255))
+                image.save(tmp_path / "own" / part / name / f"{i}.png")
+    batches, trials_before = ImageSet.batches, []
+
+    def watched(self, size):
+        for images in batches(self, size):
+            if bool((images == 255).all()):
+                trials_before.append(len(list((tmp_path / "runs" / "search").glob("*/result.json"))))
+            yield images
+
+    monkeypatch.setattr(ImageSet, "batches", watched)
+    options = ["--network", "mlp", "--seeds", 1, "--radius", 1, "--epochs", 2, "--device", "cpu", "--json"]
+    places = ["--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+    answer = json.loads(call("compare", f"{tmp_path / 'own'}?size=8", *options, *places))
+    assert [len(method["trials"]) for method in answer["search"]] == [6, 6, 6]
+    assert set(trials_before) == {len(list((tmp_path / "runs" / "search").glob("*/result.json")))}
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_pictures_that_changed_since_are_refused_before_training(call, refuse, pictures, tmp_path, seeds):
-    call(*pictures)
-    write_pictures(tmp_path / "pictures", (12, 14))
+    answer = json.loads(call(*pictures, "--json"))
+    assert answer["data"] == f"folder:{tmp_path / 'pictures'}?size=12"
+    assert (answer["class_counts"], answer["num_test"]) == ([10, 10], 4)
+    assert (tmp_path / "comparison" / "report.html").is_file()
+    write_classes(tmp_path / "pictures", (12, 12), dark=12, light=14)
     arguments = [*pictures, "--seeds", seeds]
     assert "pictures" in refuse(*arguments)
     assert len(list(tmp_path.glob("runs/*/result.json"))) == 3

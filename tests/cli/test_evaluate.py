@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from class_folders import write_classes
 from PIL import Image
 
 
@@ -104,14 +105,6 @@ def test_outliers_are_checked_before_anything_is_computed(invoke, run, tmp_path,
         assert isinstance(invoke("evaluate", run["run"], "--ood", name).exception, ValueError | OSError)
 
 
-def fill(folder, dark, light):
-    """Write pictures of two classes that differ from one to the next."""
-    for name, count, base in (("dark", dark, 0), ("light", light, 150)):
-        (folder / name).mkdir(parents=True)
-        for i in range(count):
-            Image.new("RGB", (8, 8), (base + i, base + 3 * i, 90)).save(folder / name / f"{i:02d}.png")
-
-
 def change(folder):
     """Remove most of one class and add a picture to the other."""
     for path in sorted((folder / "dark").iterdir())[4:]:
@@ -132,8 +125,8 @@ def of_folder(call, tmp_path, monkeypatch):
 
 
 def test_changed_training_images_do_not_change_the_numbers(invoke, of_folder):
-    fill(Path("pictures/train"), 30, 12)
-    fill(Path("pictures/test"), 5, 5)
+    write_classes(Path("pictures/train"), dark=30, light=12)
+    write_classes(Path("pictures/test"), dark=5, light=5)
     run = of_folder()
     before = invoke("evaluate", run)
     change(Path("pictures/train"))
@@ -142,7 +135,7 @@ def test_changed_training_images_do_not_change_the_numbers(invoke, of_folder):
 
 
 def test_a_new_split_of_changed_images_is_warned_of(invoke, of_folder):
-    fill(Path("pictures"), 30, 12)
+    write_classes(Path("pictures"), dark=30, light=12)
     run = of_folder()
     assert invoke("evaluate", run).stderr == ""
     change(Path("pictures"))
@@ -150,12 +143,15 @@ def test_a_new_split_of_changed_images_is_warned_of(invoke, of_folder):
 
 
 def test_data_that_moved_are_named_by_an_option(invoke, call, of_folder):
-    fill(Path("pictures"), 30, 12)
+    write_classes(Path("pictures"), dark=30, light=12)
     run = of_folder()
     before = call("evaluate", run, "--json")
     Path("pictures").rename("moved")
     assert isinstance(invoke("evaluate", run).exception, FileNotFoundError)
     assert call("evaluate", run, "--dataset", "moved", "--json") == before
-    fill(Path("cats"), 3, 3)
+    options = ["--dataset", "moved", "--ood", "moved/dark", "--no-mahalanobis", "--json"]
+    record = json.loads(call("evaluate", run, *options))["detection"]["in_distribution"]
+    assert (Path(record["dataset"]).name, record["count"]) == ("moved?size=8", 8)
+    write_classes(Path("cats"), dark=3, light=3)
     Path("cats/dark").rename("cats/tabby")
     assert isinstance(invoke("evaluate", run, "--dataset", "cats").exception, ValueError)

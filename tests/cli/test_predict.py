@@ -59,20 +59,6 @@ def test_the_threshold_is_an_option(invoke, calibrated, run, folder):
     assert (answer["threshold"], answer["predictions"][0]["unknown"]) == (None, None)
 
 
-@pytest.mark.parametrize("format", ["safetensors", "onnx"])
-def test_an_export_predicts_the_same(call, invoke, calibrated, folder, tmp_path, format):
-    call("export", calibrated["run"], "--out", tmp_path / "model", "--format", format)
-    arguments = [folder / "digits" / "0*.png", folder / "noise" / "0*.png", "--top", 2, "--json"]
-    ours, theirs = (
-        json.loads(invoke("predict", model, *arguments).stdout) for model in (calibrated["run"], tmp_path / "model")
-    )
-    assert theirs["threshold"] == ours["threshold"]
-    assert len(ours["predictions"]) == 200
-    for one, other in zip(ours["predictions"], theirs["predictions"], strict=True):
-        assert (other["path"], other["class"]) == (one["path"], one["class"])
-        assert other["score"] == pytest.approx(one["score"], abs=1e-4)
-
-
 def test_unreadable_images_are_named_at_the_end_with_exit_code_2(invoke, calibrated, folder, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     (tmp_path / "notes.txt").write_text("a file that is named is read whatever its suffix")

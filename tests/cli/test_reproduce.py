@@ -1,6 +1,7 @@
 """`maxsep reproduce` and `maxsep demo`."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -8,14 +9,11 @@ import time
 import pytest
 
 from maxsep.cli import reproduce as module
-from maxsep.cli.reproduce import show_event
-from maxsep.lab.grid import Event
-from maxsep.lab.spec import RunSpec, options
 
 SHORT = ["--seeds", 1, "--epochs", 1, "--device", "cpu"]
 
 
-def test_plans_trains_and_resumes(call, tmp_path):
+def test_plans_trains_and_resumes(call, refuse, tmp_path, monkeypatch):
     arguments = ["reproduce", "demo", *SHORT, "--runs", tmp_path, "--only", "head=plain"]
     planned = json.loads(call(*arguments, "--dry-run", "--json"))
     assert {row["state"] for row in planned} == {"new"}
@@ -28,6 +26,13 @@ def test_plans_trains_and_resumes(call, tmp_path):
     assert answer["report"] == str(tmp_path / "report" / "report.html")
     again = json.loads(call(*arguments, "--json"))
     assert (again["finished"], len(again["skipped"])) == ([], len(planned))
+    weights = next(tmp_path.glob("*/weights.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert str(weights) in refuse(*arguments)
+    weights.unlink()
+    monkeypatch.setattr(module, "default_precision", lambda device, on_gpu: "bf16-mixed")
+    with pytest.warns(UserWarning, match="finished in 32-true"):
+        assert {row["state"] for row in json.loads(call(*arguments, "--dry-run", "--json"))} == {"new"}
 
 
 def test_two_processes_share_the_runs(call, tmp_path):
@@ -45,36 +50,25 @@ def test_data_are_checked_before_training_and_options_reach_the_grid(call, tmp_p
     checked, settings = [], []
     reproduce = module.grid.reproduce
     monkeypatch.setattr(module.grid, "check_data", lambda specs, **more: checked.append(more["download"]))
-    monkeypatch.setattr(
-        module.grid, "reproduce", lambda recipe, **more: settings.append(more) or reproduce(recipe, **more)
-    )
-    call(
-        "reproduce", "demo", *SHORT, "--only", "head=plain", "--runs", tmp_path, "--download", "--precision", "64-true"
-    )
+    noted = lambda recipe, **more: settings.append(more) or reproduce(recipe, **more)  # noqa: E731
+    monkeypatch.setattr(module.grid, "reproduce", noted)
+    options = ["--only", "head=plain", "--runs", tmp_path, "--download", "--precision", "64-true"]
+    call("reproduce", "demo", *SHORT, *options)
     assert checked == [settings[0]["download"]] == [True]
     assert settings[0]["precision"] == "64-true"
 
 
-@pytest.mark.parametrize("kind", ["start", "finished", "failed", "postponed", "elsewhere", "skipped"])
-def test_every_event_but_a_skipped_run_is_a_line(capsys, kind):
-    spec = RunSpec(loss="logit_adjusted", loss_options=options(tau=2.0))
-    show_event(Event(kind, spec, 2, 4, 3.6, "no memory"))
-    printed = capsys.readouterr().out
-    assert printed.startswith("[2/4] ") == (kind != "skipped")
-    assert (spec.title in printed) == (kind in ("start", "postponed", "elsewhere"))
-
-
-def test_demo_ends_with_the_path_of_its_report(call, tmp_path):
-    printed = call("demo", "--out", tmp_path, "--seeds", 1, "--epochs", 1)
-    assert printed.rstrip().endswith(str(tmp_path / "report.html"))
+def test_demo_writes_a_report_and_ends_with_its_table(call, tmp_path):
+    report, _, table = call("demo", "--out", tmp_path, "--seeds", 1, "--epochs", 1).partition("report.html\n")
+    assert report.endswith(f"{tmp_path}/")
+    assert all(re.search(rf"^ *{name}.* \d+\.\d\d", table, re.M) for name in ("linear", "maxsep", "control"))
     assert (tmp_path / "report.html").is_file()
 
 
 def test_the_whole_demo_takes_less_than_two_minutes(tmp_path):
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "maxsep", "demo", "--out", tmp_path], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "maxsep", "demo", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Mixed Precision" not in done.stdout + done.stderr
     assert time.monotonic() - start < 120

@@ -3,11 +3,24 @@
 import json
 
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 
 from maxsep.lab import grid
 from maxsep.lab.report.own_data import verdict, write_page
 from maxsep.lab.run import Run
-from maxsep.lab.search import FOLDER, NUM_RATES, candidate, choose_radius, rates_of, search, without_search
+from maxsep.lab.search import (
+    FOLDER,
+    NUM_RATES,
+    SPLITS,
+    candidate,
+    candidates_of,
+    choose_epoch,
+    choose_radius,
+    rates_of,
+    search,
+    without_search,
+)
 from maxsep.lab.spec import Execution, RunSpec
 
 CPU = Execution(device="cpu", threads=1)
@@ -25,11 +38,29 @@ def test_every_method_gets_the_best_of_nine_rates_and_the_test_images_are_not_re
         assert choice.spec.learning_rate == min(last, key=lambda trial: (-trial.score, trial.loss)).learning_rate
     assert found.specs[0].learning_rate == found.specs[2].learning_rate == found.choices[0].spec.learning_rate
     records = list((tmp_path / FOLDER).glob("*/result.json"))
-    assert len(records) == 24
+    assert len(records) == 2 * (NUM_RATES + 3 * SPLITS), "of few images three fifths are held out in turn"
     assert all(json.loads(path.read_text())["spec"]["validation"] == 0.2 for path in records)
     before = [path.stat().st_mtime_ns for path in records]
     assert search(specs, runs=tmp_path, execution=CPU).specs == found.specs
     assert [path.stat().st_mtime_ns for path in records] == before
+    grid.run(found.specs, runs=tmp_path, execution=CPU)
+    runs = [Run(tmp_path / spec.name) for spec in found.specs]
+    page = write_page(verdict(found.specs, runs, None, found.choices), tmp_path / "page")
+    data = json.loads(page.with_name("report.json").read_text())
+    assert [len(entry["trials"]) for entry in data["search"]] == [12, 12]
+    (table,) = [table for table in data["tables"] if table["id"] == "search"]
+    assert [row["cells"][1]["text"] for row in table["rows"]] == [f"{spec.learning_rate:g}" for spec in found.specs[:2]]
+
+
+@pytest.mark.parametrize(("sizes", "splits"), [((40, 40), 1), ((40, 4), SPLITS)])
+def test_a_class_of_few_images_is_held_out_more_than_once(tmp_path, monkeypatch, sizes, splits):
+    monkeypatch.setattr("maxsep.lab.search.FEW_IMAGES", 1)
+    for label, size in enumerate(sizes):
+        (tmp_path / str(label)).mkdir()
+        for number in range(size):
+            Image.new("L", (8, 8), number).save(tmp_path / str(label) / f"{number}.png")
+    spec = PLAIN.replace(dataset=f"folder:{tmp_path}?size=8", max_train=None)
+    assert len(candidates_of([spec])) == NUM_RATES + 3 * splits
 
 
 def test_a_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
@@ -48,6 +79,7 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
 def test_a_budget_without_room_for_a_search_keeps_its_rate_by_batch_size(tmp_path):
     found = search([PLAIN], runs=tmp_path, execution=CPU, budget=1.0)
     assert found.specs == [without_search(PLAIN)]
+    assert search([PLAIN], runs=tmp_path, execution=CPU, budget=found.seconds).seconds == found.seconds > 0.5
     assert [choice.trials for choice in found.choices] == [()]
     assert dict(found.specs[0].schedule_options) == {"warmup": 1}
     large = without_search(PLAIN.replace(batch_size=256)).learning_rate
@@ -69,23 +101,30 @@ def test_the_radius_is_chosen_by_the_same_search(tmp_path):
     assert {len(choice.trials) for choice in found.choices} == {2}
 
 
-def test_the_page_names_what_was_tried_for_every_method(tmp_path):
-    specs = [PLAIN.replace(head=head) for head in ("plain", "maxsep")]
-    found = search(specs, runs=tmp_path / "runs", execution=CPU)
-    grid.run(found.specs, runs=tmp_path / "runs", execution=CPU)
-    runs = [Run(tmp_path / "runs" / spec.name) for spec in found.specs]
-    page = write_page(verdict(found.specs, runs, None, found.choices), tmp_path / "page")
-    data = json.loads(page.with_name("report.json").read_text())
-    assert [len(entry["trials"]) for entry in data["search"]] == [12, 12]
-    (table,) = [table for table in data["tables"] if table["id"] == "search"]
-    assert [row["cells"][1]["text"] for row in table["rows"]] == [f"{spec.learning_rate:g}" for spec in found.specs]
+def test_the_last_epoch_is_chosen_on_held_out_images(tmp_path):
+    spec = PLAIN.replace(learning_rate=0.3, schedule="constant", epochs=8)  # so high a rate goes up and down
+    stopped, _ = choose_epoch(spec, runs=tmp_path, execution=CPU)
+    (path,) = (tmp_path / FOLDER).glob("*/result.json")
+    assert json.loads(path.read_text())["spec"]["validation"] == 0.2
+    rows = [json.loads(line) for line in path.with_name("metrics.jsonl").read_text().splitlines()]
+    best = max(rows, key=lambda row: (row["top1"], -row["loss"]))["epoch"] + 1
+    assert len(rows) == 8
+    assert (stopped.trained_epochs, stopped.validation) == (best, 0)
+    assert stopped.replace(stop_after=None) == spec
+    with pytest.raises(ValueError, match="validation"):
+        choose_epoch(spec.replace(validation=0.1), runs=tmp_path, execution=CPU)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 @pytest.mark.parametrize(("head", "radius"), [("plain", 1.0), ("control", 0.1)])
 def test_the_rate_is_within_a_point_of_the_best_of_nine(tmp_path, optimiser, head, radius):
-    spec = RunSpec(dataset="digits", head=head, radius=radius, epochs=30, batch_size=32, optimiser=optimiser)
+    data = load_digits()
+    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
+        (tmp_path / "digits" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray((15.9 * image).astype("uint8")).save(tmp_path / "digits" / str(label) / f"{number}.png")
+    dataset = f"folder:{tmp_path / 'digits'}?size=8"
+    spec = RunSpec(dataset=dataset, head=head, radius=radius, epochs=30, batch_size=32, optimiser=optimiser)
     (chosen,) = search([spec], runs=tmp_path, execution=CPU).specs
     every = [spec.replace(learning_rate=rate) for rate in rates_of(optimiser)]
     grid.run(every, runs=tmp_path, execution=CPU)

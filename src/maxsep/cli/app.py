@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import maxsep
-from maxsep.packages import load_package
+from maxsep.packages import load_package, printable
 
 Value = TypeVar("Value")
 
@@ -30,8 +29,8 @@ class Verb(NamedTuple):
 
 VERBS = {
     "demo": Verb("reproduce", "Train on long-tailed digits and write a report.", "maxsep demo"),
-    "train": Verb("train", "Train one network with one head.", "maxsep train --dataset digits --set calibration=0.1"),
-    "compare": Verb("compare", "Compare heads on your data.", "maxsep compare my/pictures --seeds 3 --budget 30m"),
+    "train": Verb("train", "Train one network with one head.", "maxsep train --dataset digits --epochs 20"),
+    "compare": Verb("compare", "Compare heads on your data.", "maxsep compare my/pictures --epochs 30 --seeds 3"),
     "reproduce": Verb(
         "reproduce",
         "Reproduce a table or figure of the paper.",
@@ -51,7 +50,7 @@ SETTINGS: dict[str, Any] = {
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 UsageError = typer.BadParameter.__mro__[1]
-"""What typer raises for options that it cannot parse."""
+"""The error that typer raises for options that it cannot parse."""
 
 
 class Group(TyperGroup):
@@ -106,9 +105,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Budget = Annotated[str | None, typer.Option(help="Time limit, such as 30m; the same command continues.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated times.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of processes that share the runs.")]
+On = Annotated[
+    str | None, typer.Option(help="`ray` starts a cluster on this machine; `ray://HOST:PORT` uses a running one.")
+]
+Gpus = Annotated[float, typer.Option(min=0.01, max=1, help="With --on, the part of a GPU for each run, such as 0.25.")]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out pictures of your own data that cannot be used.")
+]
 Epochs = Annotated[int, typer.Option(min=1, help="Number of epochs.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds; intervals need two or more.")]
 Imbalance = Annotated[float, typer.Option(help="Smallest over largest class; 1 leaves the data as it is.")]
+Weights = Annotated[
+    Path | None,
+    typer.Option(envvar="MAXSEP_WEIGHTS", help="Pretrained weights of the network: safetensors or a state dict."),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(min=8, help="Scale images to this side; with pretrained weights by default the network's own."),
+]
 Optimiser = Annotated[str | None, typer.Option(help="sgd or adamw; by default adamw for a folder, else sgd.")]
 LearningRate = Annotated[
     float | None,
@@ -131,20 +145,20 @@ def split(option: str, values: Sequence[str] | None, default: str, kind: Callabl
     raise ValueError(f"{option} takes values joined by commas, such as {default}, got {','.join(words)!r}.")
 
 
-def command_line() -> str:
-    """Return the command that this process was started with."""
-    return shlex.join(["maxsep", *sys.argv[1:]])
+def console() -> Any:
+    """The console of rich, 160 columns wide off a terminal."""
+    width = None if sys.stdout.isatty() else 160
+    return load_package("rich.console", "lab").Console(width=width, markup=False, highlight=False, emoji=False)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: the first column left-aligned, the others right-aligned; 160 columns wide off a terminal."""
+    """Print a table: the first column left-aligned, the others right-aligned."""
     table = load_package("rich.table", "lab").Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    width = None if sys.stdout.isatty() else 160
-    load_package("rich.console", "lab").Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+        table.add_row(*map(printable, row))
+    console().print(table)
 
 
 def quiet_libraries() -> None:
@@ -154,7 +168,7 @@ def quiet_libraries() -> None:
 
     def format_warning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
         if Path(filename).is_relative_to(package):
-            return f"maxsep: warning: {' '.join(str(message).split())}\n"
+            return f"maxsep: warning: {printable(' '.join(str(message).split()))}\n"
         return default(message, category, filename, lineno, line)
 
     warnings.formatwarning = format_warning

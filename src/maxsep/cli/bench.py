@@ -10,7 +10,7 @@ import torch
 import typer
 
 from maxsep.cli import app
-from maxsep.lab.benchmark import Row, measure
+from maxsep.lab.benchmark import Timing, measure
 from maxsep.lab.environment import hardware, pick_device, versions
 
 CLASSES, QUICK = "100,1000,10000,100000", "100,1000"
@@ -45,7 +45,7 @@ def bench_command(
         raise typer.Exit(1)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Timing) -> list[str]:
     first = [row.operation, f"{row.classes:,}", row.form]
     if row.milliseconds is None or row.ratio is None:
         return [*first, "", "", row.problem or "nn.Linear failed"]

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from maxsep.cli import app
-from maxsep.cli.reproduce import show_event, show_plan
+from maxsep.cli.reproduce import show_event, show_plan, show_search
 from maxsep.cli.train import check_spec, count_images, parse_settings
 from maxsep.lab import grid
+from maxsep.lab.cluster import trains_on_gpu
 from maxsep.lab.data import Dataset, list_once, with_order
 from maxsep.lab.engine.train import dry_run as try_run
 from maxsep.lab.environment import default_precision
-from maxsep.lab.grid import PlannedRun, Summary, parse_budget
+from maxsep.lab.grid import PlannedRun, Summary, format_seconds, parse_budget
 from maxsep.lab.recipes.compare import LOSSES, compare, usual_batch
-from maxsep.lab.reference import Reference, load_reference
-from maxsep.lab.report.own_data import check_data, verdict, write_page
+from maxsep.lab.recipes.fine_tuning import fine_tuning
+from maxsep.lab.reference import load_reference
+from maxsep.lab.report.own_data import verdict, write_page
+from maxsep.lab.report.runs import check_data
 from maxsep.lab.run import Run
-from maxsep.lab.search import FOLDER, Choice, Search, candidates_of, choose_radius, search
+from maxsep.lab.search import FOLDER, SHARE, Choice, Search, candidates_of, choose_radius, search
 from maxsep.lab.spec import Execution, Options, RunSpec
-from maxsep.packages import load_package
 
+DatasetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="A folder of class folders or a table (PATH?size=64), hf:PATH_OR_NAME, digits, cifar10, ...",
+    ),
+]
 Network = Annotated[
     str | None, typer.Option(help="mlp, resnet32, timm/NAME, ...; by default resnet32, for digits mlp.")
 ]
@@ -41,11 +52,11 @@ Augmentation = Annotated[
 
 
 def compare_command(
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATA", help="A folder of class folders (PATH?size=64), digits, cifar10, ...")
-    ] = "digits",
+    dataset: DatasetName = "digits",
     network: Network = None,
-    epochs: app.Epochs = 30,
+    weights: app.Weights = None,
+    image_size: app.ImageSize = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="By default 30; for pretrained weights 10.")] = None,
     seeds: app.Seeds = 3,
     radius: Annotated[list[str] | None, typer.Option(help="Radii joined by commas, or auto; by default 1,0.1.")] = None,
     loss: Loss = None,
@@ -57,7 +68,10 @@ def compare_command(
     learning_rate: app.LearningRate = None,
     budget: app.Budget = None,
     jobs: app.Jobs = 1,
+    on: app.On = None,
+    gpus: app.Gpus = 1.0,
     dry_run: app.DryRun = False,
+    skip_broken: app.SkipBroken = False,
     data: app.Data = None,
     download: app.Download = False,
     runs: app.Runs = Path("runs"),
@@ -68,38 +82,46 @@ def compare_command(
     """Train the linear head, its controls and maxsep on your data, and print what the matrix adds to its control."""
     limit, losses = None if budget is None else parse_budget(budget), app.split("--loss", loss, "cross_entropy", str)
     with list_once():
-        found = Dataset.find(dataset, data)
-        is_small = found.is_own or found.source == "digits"
-        images = count_images(RunSpec(dataset=found.name, imbalance=imbalance), data) or 1
+        data_source = Dataset.find(dataset, data, skip_broken=skip_broken, download=download)
+        start = fine_tuning(data_source, network or data_source.default_network, weights, image_size)
+        is_small = data_source.is_own or data_source.source == "digits" or bool(start.get("weights"))
         fields: dict[str, Any] = {
-            "network": network, "epochs": epochs, "seeds": seeds, "imbalance": imbalance, "losses": losses,
-            "augmentation": augmentation, "optimiser": optimiser or ("adamw" if is_small else "sgd"),
-            "learning_rate": learning_rate, "batch_size": batch_size or usual_batch(images),
+            "start": start, "epochs": epochs, "seeds": seeds, "imbalance": imbalance, "losses": losses,
+            "optimiser": optimiser or ("adamw" if is_small else "sgd"), "learning_rate": learning_rate,
+            "augmentation": augmentation, "batch_size": batch_size or usual_batch(_count(data_source, imbalance, data)),
             "loss_options": _loss_options(settings or (), losses),
         }  # fmt: skip
-
-        def list_runs(radii: Sequence[float] | None) -> list[RunSpec]:
-            recipe = compare(found.name, radii=radii, **fields)
-            return with_order(recipe.specs(precision=default_precision(device)), data, download=download)
-
+        precision = default_precision(device, trains_on_gpu(on, device))
+        list_runs = partial(_list_runs, data_source.name, fields, precision, data, download)
         specs = list_runs(app.split("--radius", radius, "1,0.1", float) if radius and radius != ["auto"] else None)
         check_spec(specs[-1])
-        work = _Work(runs, data, download, Execution(device=device), jobs, limit, as_json)
+        where, execution = {"jobs": jobs, "on": on, "gpus": gpus}, Execution(device=device, weights=weights)
+        work = _Work(runs, data, download, execution, where, limit, as_json)
         if dry_run:
             show_plan(work.plan(specs, is_small and learning_rate is None), as_json)
             return
         work.check(specs)
-        reference = load_reference(specs[0], runs, data, download=download)
         done = Search(specs)
         if radius == ["auto"]:
-            chosen, done = choose_radius(_matrix(specs), rates=[learning_rate] if learning_rate else (), **work.limits)
+            chosen, done = choose_radius(_matrix(specs), rates=[learning_rate] if learning_rate else (), **work.search)
             specs = specs if chosen is None else list_runs([chosen])
             done = Search(specs if done.specs else [], done.choices, done.summary)
         if done.specs and is_small and learning_rate is None:
-            done = search(specs, **work.limits)
+            done = work.choose(specs)
         summary = work.train(done.specs) if done.specs else done.summary
-    _show(done.specs or specs, done.choices, reference, work, out, summary)
-    raise typer.Exit(summary.status)
+        status = _show(done.specs or specs, done.choices, work, out, summary)
+    raise typer.Exit(status)
+
+
+def _list_runs(
+    name: str, fields: dict[str, Any], precision: str, data: Path | None, download: bool, radii: Sequence[float] | None
+) -> list[RunSpec]:
+    recipe = compare(name, radii=radii, **fields)
+    return with_order(recipe.specs(precision=precision), data, download=download)
+
+
+def _count(dataset: Dataset, imbalance: float, data: Path | None) -> int | None:
+    return count_images(RunSpec(dataset=dataset.name, imbalance=imbalance), data)
 
 
 @dataclass
@@ -110,7 +132,7 @@ class _Work:
     data: Path | None
     download: bool
     execution: Execution
-    jobs: int
+    where: dict[str, Any]
     budget: float | None
     as_json: bool
 
@@ -123,26 +145,44 @@ class _Work:
         """The arguments of `grid.run`."""
         left = None if self.budget is None else max(self.budget - (time.monotonic() - self.start), 1e-9)
         arguments = {"runs": self.runs, "data_root": self.data, "download": self.download, "budget": left}
-        return arguments | {"execution": self.execution, "jobs": self.jobs}
+        return arguments | {"execution": self.execution} | self.where
+
+    @property
+    def local(self) -> Execution:
+        """How this machine computes: it may have no GPU where the cluster has."""
+        return replace(self.execution, device="auto") if self.where["on"] else self.execution
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The arguments of `search`, which says what it does."""
+        return self.limits | {"on_event": None if self.as_json else show_search}
+
+    def choose(self, specs: Sequence[RunSpec]) -> Search:
+        """Search learning rates, or say how much of the budget that would need."""
+        done = search(specs, **self.search)
+        if self.budget is not None and 0 < done.seconds < math.inf and not self.as_json:
+            times = f"about {format_seconds(done.seconds)} of the budget of {format_seconds(self.budget)}"
+            enough = f"--budget {math.ceil(done.seconds / SHARE / 60) + 1}m includes it"
+            typer.echo(f"maxsep: no search for learning rates: it would need {times} ({enough})", err=True)
+        return done
 
     def plan(self, specs: Sequence[RunSpec], searches: bool) -> list[PlannedRun]:
         """List the runs; those of the search that precedes them too, unless it is complete."""
         before: list[PlannedRun] = []
+        on_gpu = trains_on_gpu(self.where["on"], self.execution.device)
+        how: dict[str, Any] = {"execution": self.execution, "on_gpu": on_gpu}
         if searches:
             known = search(specs, **self.limits | {"budget": 1e-9})
             specs = known.specs or specs
             if not known.specs or not all(choice.trials for choice in known.choices):
-                before = grid.plan(candidates_of(specs), runs=self.runs / FOLDER, execution=self.execution)
-        return before + grid.plan(specs, runs=self.runs, execution=self.execution)
+                before = grid.plan(candidates_of(specs, self.data), runs=self.runs / FOLDER, **how)
+        return before + grid.plan(specs, runs=self.runs, **how)
 
     def train(self, specs: Sequence[RunSpec]) -> Summary:
         """Train the runs, unless the images have changed since some of them were trained."""
         self.check(specs)
-        show: dict[str, Any] = {
-            "progress": not self.as_json and self.jobs == 1,
-            "on_event": None if self.as_json else show_event,
-        }
-        return grid.run(specs, **show, **self.limits)
+        progress, on_event = not self.as_json and self.where["jobs"] == 1, None if self.as_json else show_event
+        return grid.run(specs, progress=progress, on_event=on_event, **self.limits)
 
     def check(self, specs: Sequence[RunSpec]) -> None:
         """Raise before anything is trained what would stop every run; also if the data changed since earlier runs."""
@@ -155,7 +195,7 @@ class _Work:
             check_data(finished, counts or (), files=dataset.fingerprint(self.data))
             return
         for spec in missing.values():
-            splits = try_run(spec, self.execution, self.data, download=self.download)
+            splits = try_run(spec, self.local, self.data, download=self.download)
         check_data(finished, splits.train.class_counts, len(splits.test), splits.fingerprint)
 
 
@@ -175,16 +215,16 @@ def _finished(specs: Sequence[RunSpec], runs: Path) -> list[Run]:
     return [run for spec in specs if (run := Run(runs / spec.name)).state == "finished"]
 
 
-def _show(
-    specs: Sequence[RunSpec], choices: Sequence[Choice], reference: Reference, work: _Work, out: Path, summary: Summary
-) -> None:
-    """Print the verdict and write the page of the finished runs."""
+def _show(specs: Sequence[RunSpec], choices: Sequence[Choice], work: _Work, out: Path, summary: Summary) -> int:
+    """Print the verdict, write the page of the finished runs, and return the exit status."""
     page, answer = None, {"missing": [spec.name for spec in specs]}
     if finished := _finished(specs, work.runs):
-        result = verdict(specs, finished, reference, choices)
-        page, answer = write_page(result, out, commands=[app.command_line()], data_root=work.data), result.to_dict()
+        reference = load_reference(specs[0], work.runs, work.data, download=work.download, execution=work.local)
+        counts = Dataset.parse(specs[0].dataset).test_counts(work.data)
+        result = verdict(specs, finished, reference, choices, counts)
+        page, answer = write_page(result, out, data_root=work.data), result.to_dict()
         if not work.as_json:
-            result.show(load_package("rich.console", "lab").Console())
+            result.show(app.console())
     if work.as_json:
         failed = [spec.name for spec, _ in summary.failed]
         typer.echo(json.dumps(answer | {"failed": failed, "report": None if page is None else str(page)}))
@@ -192,3 +232,4 @@ def _show(
         typer.echo(str(summary) if page is None else f"report: {page}")
     for spec, message in summary.failed:
         typer.echo(f"maxsep: {spec.title} failed: {message}", err=True)
+    return summary.status

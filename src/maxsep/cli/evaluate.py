@@ -16,6 +16,7 @@ from maxsep.lab.engine.evaluate import known_ece, with_rejected
 from maxsep.lab.environment import pick_device
 from maxsep.lab.ood import OODProtocol, detect, read_outliers
 from maxsep.lab.run import Run
+from maxsep.packages import printable
 
 Outliers = Annotated[
     list[str] | None, typer.Option(help="Outliers: a folder of images, svhn, places, cifar10, ...; repeatable.")
@@ -40,7 +41,7 @@ def evaluate_command(
         check_outliers(item, trained_on)
     if download:
         for item in (dataset or trained_on, *{"svhn", "cifar10", "cifar100"} & {*outliers}):
-            Dataset.find(item, data).read(data, download=True)
+            Dataset.find(item, data, download=True).read(data, download=True)
     for item in outliers:  # before anything is computed
         read_outliers(item, data, trained_on, tuple(result.preprocessing["shape"]))
     metrics = _evaluate(result, dataset, data, device)
@@ -48,8 +49,10 @@ def evaluate_command(
         _show(metrics, result)
     if outliers:
         protocol = OODProtocol(outliers=outliers, mahalanobis=mahalanobis, magnitudes=(0.0,), repeats=0)
-        progress = (lambda message: None) if as_json else (lambda message: typer.echo(f"maxsep: {message}", err=True))
-        metrics["detection"] = detect(run, protocol, dataset=dataset, data_root=data, device=device, progress=progress)
+        how: dict[str, Any] = {"dataset": dataset, "data_root": data, "device": device}
+        if not as_json:
+            how["progress"] = lambda message: typer.echo(f"maxsep: {printable(message)}", err=True)
+        metrics["detection"] = detect(run, protocol, **how)
         _show_outliers(metrics["detection"]["sets"], as_json)
     if as_json:
         typer.echo(json.dumps(metrics))
@@ -61,11 +64,11 @@ def _evaluate(run: Run, dataset: str | None, data: Path | None, device: str) -> 
         typer.echo(f"maxsep: {run.folder} was kept without its weights: these are its stored numbers.", err=True)
         return run.metrics | {"ece": known_ece(run.spec, run.metrics), "unknown": with_rejected(run.unknown, None)}
     metrics = evaluate(run.folder, data, device=str(pick_device(device)), dataset=dataset)
-    found = Dataset.find(dataset or run.spec.dataset, data)
-    changed = fingerprints_differ(run.metrics.get("files"), found.fingerprint(data))
-    if changed and (run.spec.validation or found.draws_test(data)):
+    data_source = Dataset.find(dataset or run.spec.dataset, data)
+    changed = fingerprints_differ(run.metrics.get("files"), data_source.fingerprint(data))
+    if changed and (run.spec.validation or data_source.draws_test(data)):
         problem = "the new test split may contain training images of this run"
-        typer.echo(f"maxsep: warning: the images of {found.name} have changed: {problem}", err=True)
+        typer.echo(f"maxsep: warning: the images of {data_source.name} have changed: {problem}", err=True)
     return metrics
 
 
@@ -78,8 +81,8 @@ def _show(metrics: dict[str, Any], run: Run) -> None:
         accuracies = [float("nan") if accuracy is None else accuracy for accuracy in metrics["per_class"]]
         groups = accuracy_by_shot(accuracies, counts)
         limits = {"many": "> 100", "medium": "20 to 100", "few": "< 20"}
-        shown = [f"{name} ({limits[name]} images) {groups[name]:.2%}" for name in limits if groups[name] is not None]
-        typer.echo("   ".join(shown))
+        texts = [f"{name} ({limits[name]} images) {groups[name]:.2%}" for name in limits if groups[name] is not None]
+        typer.echo("   ".join(texts))
     ece = "not recorded" if metrics["ece"] is None else f"{metrics['ece']:.2%}"
     typer.echo(f"loss {metrics['loss']:.4f}   calibration error {ece}")
     if (unknown := metrics["unknown"]) is not None:
@@ -93,13 +96,13 @@ def _show(metrics: dict[str, Any], run: Run) -> None:
 def _show_outliers(sets: dict[str, Any], as_json: bool) -> None:
     for name, measured in sets.items():
         if not as_json:
-            typer.echo(f"\noutliers: {measured['origin']} ({name}, {measured['count']} images)")
+            typer.echo(f"\noutliers: {printable(measured['origin'])} ({printable(name)}, {measured['count']} images)")
             metrics = {score: row["full"] for score, row in measured["scores"].items() if not score.endswith("no_step")}
             rows = [[s, *(f"{row[key]:.2%}" for key in ("auroc", "aupr", "fpr95"))] for s, row in metrics.items()]
             app.show_table(["score", "AUROC", "AUPR", "FPR95"], rows)
         for item in measured["unreadable"][:3]:
-            typer.echo(f"maxsep: {item['reason']}", err=True)
+            typer.echo(f"maxsep: {printable(item['reason'])}", err=True)
         if len(measured["unreadable"]) > 3:
-            typer.echo(f"maxsep: {len(measured['unreadable'])} files of {name} could not be read", err=True)
+            typer.echo(f"maxsep: {len(measured['unreadable'])} files of {printable(name)} could not be read", err=True)
     if not as_json:
         typer.echo("In-distribution images are positive. AUPR depends on the number of outliers; all of them count.")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
 
+from maxsep.files import replace_file
 from maxsep.simplex import certify, simplex
 
-FORMATS = (".npy", ".pt", ".csv")
+FORMATS: dict[str, Any] = {".npy": np.save, ".pt": lambda file, p: torch.save(torch.from_numpy(p), file),
+                           ".csv": lambda file, p: np.savetxt(file, p, delimiter=",", fmt="%.17g")}  # fmt: skip
 DENSE_LIMIT = 20_000
 
 
@@ -27,13 +30,8 @@ def matrix_command(
         raise ValueError(f"--out takes at most {DENSE_LIMIT} classes, got {classes}: P has C x C numbers.")
     certificate = certify(classes)
     if out is not None:
-        matrix = simplex(classes, dtype=torch.float64)
-        if out.suffix == ".pt":
-            torch.save(matrix, out)
-        elif out.suffix == ".npy":
-            np.save(out, matrix.numpy())
-        else:
-            np.savetxt(out, matrix.numpy(), delimiter=",", fmt="%.17g")
+        FORMATS[out.suffix](content := io.BytesIO(), simplex(classes, dtype=torch.float64).numpy())
+        replace_file(out, content.getvalue())
         typer.echo(f"wrote {out}")
     angle = math.degrees(math.acos(-1 / (classes - 1)))
     typer.echo(f"{classes} classes: {angle:.4f} degrees between any two class vectors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from maxsep.cli import app
+from maxsep.cli.train import FEW_HELD
 from maxsep.lab.export import export
 from maxsep.lab.predict import Classifier, Prediction, Unreadable, classify, find_images, open_model
+from maxsep.lab.report.statistics import plural
+from maxsep.packages import printable
 
 
 def predict_command(
@@ -32,23 +36,26 @@ def predict_command(
     if files.images:
         typer.echo(_explain(classifier, score, limit, from_run=threshold is None), err=True)
     if files.skipped:
-        typer.echo(f"skipped {len(files.skipped)} files without an image suffix, such as {files.skipped[0]}", err=True)
-    width, label_width = max((len(str(path)) for path in files.images), default=0), max(map(len, classifier.labels))
-    rows: list[dict[str, Any]] = []
+        example = printable(str(files.skipped[0]))
+        typer.echo(f"skipped {plural(len(files.skipped), 'file')} without an image suffix, such as {example}", err=True)
     unreadable = list(files.missing)
-    for prediction in predictions:
-        if isinstance(prediction, Unreadable):
-            unreadable.append(prediction)
-        elif as_json:
-            rows.append(_as_dict(prediction))
-        else:
-            typer.echo(_line(prediction, width, label_width))
+
+    def readable() -> Iterator[Prediction]:
+        for prediction in predictions:
+            if isinstance(prediction, Unreadable):
+                unreadable.append(prediction)
+            else:
+                yield prediction
+
     if as_json:
-        skipped = [str(path) for path in files.skipped]
-        answer = {"score": score, "threshold": limit, "predictions": rows, "skipped": skipped}
-        typer.echo(json.dumps(answer | {"unreadable": [asdict(item) for item in unreadable]}))
+        _print_json({"score": score, "threshold": limit}, readable(), files.skipped, unreadable)
+    else:
+        width = max((len(printable(str(path))) for path in files.images), default=0)
+        label_width = max(len(printable(label)) for label in classifier.labels)
+        for prediction in readable():
+            typer.echo(_line(prediction, width, label_width))
     for item in unreadable:
-        typer.echo(f"maxsep: {item.reason}", err=True)
+        typer.echo(f"maxsep: {printable(item.reason)}", err=True)
     if unreadable:
         raise typer.Exit(2)
 
@@ -62,20 +69,33 @@ def export_command(
     typer.echo(str(export(run, out, format)))
 
 
+def _print_json(
+    head: dict[str, Any], predictions: Iterable[Prediction], skipped: list[Path], unreadable: list[Unreadable]
+) -> None:
+    """Print one object as it comes, so that a million files need no more memory than one batch."""
+    typer.echo(json.dumps(head).removesuffix("}") + ', "predictions": [', nl=False)
+    for number, prediction in enumerate(predictions):
+        typer.echo(", " * bool(number) + json.dumps(_as_dict(prediction)), nl=False)
+    rest = {"skipped": list(map(str, skipped)), "unreadable": [asdict(item) for item in unreadable]}
+    typer.echo("], " + json.dumps(rest).removeprefix("{"))
+
+
 def _explain(classifier: Classifier, score: str, limit: float | None, *, from_run: bool) -> str:
     if limit is None:
         return f"{classifier.source} has no threshold (train with --set calibration=0.1, or use --threshold)"
     if not from_run or classifier.unknown is None:
         return f"unknown: {score} below {limit:g}"
     kept, count = classifier.unknown["tpr"], classifier.unknown["images"]
-    return f"unknown: {score} below {limit:.4f}, which {kept:.0%} of {count} held-out training images reach"
+    reached = f"set on {count}" if count < FEW_HELD else f"which {kept:.0%} reach of {count}"
+    return f"unknown: {score} below {limit:.4f}, {reached} held-out training images"
 
 
 def _line(prediction: Prediction, path_width: int, label_width: int) -> str:
     (label, probability), *others = prediction.top
-    first = f"{prediction.path!s:<{path_width}}  {label:<{label_width}}  {probability:7.2%}  {prediction.score:9.4f}"
-    lines = [first + ("  unknown" if prediction.unknown else "")]
-    lines += [f"{'':<{path_width}}  {label:<{label_width}}  {probability:7.2%}" for label, probability in others]
+    path, start = printable(str(prediction.path)), f"{printable(label):<{label_width}}  {probability:7.2%}"
+    lines = [f"{path:<{path_width}}  {start}  {prediction.score:9.4f}" + "  unknown" * bool(prediction.unknown)]
+    for other, chance in others:
+        lines.append(f"{'':<{path_width}}  {printable(other):<{label_width}}  {chance:7.2%}")
     return "\n".join(lines)
 
 

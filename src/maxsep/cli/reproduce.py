@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,23 +12,31 @@ from typing import Annotated, Any
 import typer
 
 from maxsep.cli import app
+from maxsep.files import read_json, sha256_of
 from maxsep.lab import grid, recipes
+from maxsep.lab.cluster import trains_on_gpu
 from maxsep.lab.data import with_order
 from maxsep.lab.engine.train import check_precision
 from maxsep.lab.environment import default_precision
 from maxsep.lab.grid import Event, PlannedRun, Summary, format_seconds, parse_budget
 from maxsep.lab.report import write_report
-from maxsep.lab.spec import Execution
+from maxsep.lab.report.own_data import verdict
+from maxsep.lab.report.statistics import plural
+from maxsep.lab.run import Run
+from maxsep.lab.spec import Execution, RunSpec
 
 
 def reproduce_command(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(recipes.names())}.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join((*recipes.names(), *recipes.ALIASES))}.")],
     only: Annotated[str | None, typer.Option(help="Select runs: field=value,... or parts of names.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; by default the recipe's.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs than the paper's.")] = None,
     precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed, the default on a GPU.")] = None,
+    weights: app.Weights = None,
     budget: app.Budget = None,
     jobs: app.Jobs = 1,
+    on: app.On = None,
+    gpus: app.Gpus = 1.0,
     dry_run: app.DryRun = False,
     data: app.Data = None,
     download: app.Download = False,
@@ -39,24 +48,44 @@ def reproduce_command(
     """Train the missing runs of a table or figure, then write the report."""
     recipe = recipes.get(name)
     limit = None if budget is None else parse_budget(budget)
-    numbers = precision or default_precision(device)
+    on_gpu = trains_on_gpu(on, device)
+    numbers = precision or default_precision(device, on_gpu)
     check_precision(numbers)
     specs = with_order(recipe.specs(seeds, epochs, only, numbers), data, download=download)
-    execution = Execution(device=device)
+    starts = {spec.weights for spec in specs} - {""}
+    if weights is not None and starts and sha256_of(weights) not in starts:
+        raise ValueError(f"--weights {weights}: no run of {name} starts from this file.")
+    execution = Execution(device=device, weights=weights if starts else None)
+    if precision is None:
+        _name_other_precision(specs, runs, numbers)
     if dry_run:
-        show_plan(grid.plan(specs, runs=runs, execution=execution), as_json)
+        show_plan(grid.plan(specs, runs=runs, execution=execution, on_gpu=on_gpu), as_json)
         return
-    grid.check_data(specs, after=recipe.after, runs=runs, data_root=data, download=download)
+    lacking = grid.lacking_weights(specs, execution)
+    startable = [spec for spec in specs if spec not in lacking]
+    grid.check_data(startable, after=recipe.after, runs=runs, data_root=data, download=download)
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, runs=runs, budget=limit, jobs=jobs,
-        data_root=data, download=download, execution=execution, progress=not as_json and jobs == 1,
+        on=on, gpus=gpus, data_root=data, download=download, execution=execution, progress=not as_json and jobs == 1,
         on_event=None if as_json else show_event,
     )  # fmt: skip
     page = None
     if summary.finished or summary.skipped:
-        page = write_report(runs, out or runs / "report", commands=[app.command_line()])
+        page = write_report(runs, out or runs / "report")
     _show(summary, page, as_json)
     raise typer.Exit(summary.status)
+
+
+def _name_other_precision(specs: Sequence[RunSpec], runs: Path, precision: str) -> None:
+    """Warn if runs are finished in the precision of another device: they are other runs."""
+    other = next(name for name in ("bf16-mixed", "32-true") if name != precision)
+    done = [Run(runs / spec.replace(precision=other).name).state == "finished" for spec in specs]
+    if any(done):
+        warnings.warn(
+            f"{sum(done)} of these runs are finished in {other}; here they are trained in {precision}. To count them, "
+            f"add --precision {other}.",
+            stacklevel=2,
+        )
 
 
 def demo_command(
@@ -65,30 +94,46 @@ def demo_command(
     epochs: Annotated[int | None, typer.Option(min=1, help="Another number of epochs.")] = None,
 ) -> None:
     """Train on long-tailed digits with and without the matrix, a minute on a CPU, and write a report."""
-    reproduce_command("demo", seeds=seeds, epochs=epochs, runs=out / "runs", out=out, device="cpu")
+    specs = recipes.get("demo").specs(seeds, epochs, None, default_precision("cpu"))
+    try:
+        reproduce_command("demo", seeds=seeds, epochs=epochs, runs=out / "runs", out=out, device="cpu")
+    finally:
+        finished = [run for spec in specs if (run := Run(out / "runs" / spec.name)).state == "finished"]
+        if len(finished) == len(specs):
+            verdict(specs, finished).show(app.console())
 
 
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
     out: Annotated[Path, typer.Option(help="Folder of report.html, report.md and report.json.")] = Path("report"),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    as_json: app.Json = False,
 ) -> None:
     """Write the report of finished runs: one HTML page that needs nothing else, Markdown and JSON."""
-    typer.echo(str(write_report(runs, out, **({} if title is None else {"title": title}))))
+    page = write_report(runs, out, **({} if title is None else {"title": title}))
+    answer = {"report": str(page)} | read_json(page.with_name("report.json"))
+    typer.echo(json.dumps(answer) if as_json else str(page))
 
 
-def show_event(event: Event) -> None:
+def show_search(event: Event) -> None:
+    """Print a line for each run of a search, with its learning rate, on the error stream."""
+    settings = f"learning rate {event.spec.learning_rate:g}, {plural(event.spec.epochs, 'epoch')}{event.note}"
+    show_event(event, f"search, {settings}: ", err=True)
+
+
+def show_event(event: Event, prefix: str = "", *, err: bool = False) -> None:
     """Print a line for each run that starts, ends or is left out."""
     run, seconds = f"[{event.index}/{event.total}]", format_seconds(event.seconds)
     lines = {
         "start": f"{run} {event.spec.title}  (about {seconds})",
         "finished": f"{run} done in {seconds}",
+        "lost": f"{run} {event.message}; it is started again",
         "failed": f"{run} FAILED: {event.message}",
         "postponed": f"{run} left for next time (about {seconds}): {event.spec.title}",
         "elsewhere": f"{run} another process trains it: {event.spec.title}",
     }
     if event.kind in lines:
-        typer.echo(lines[event.kind])
+        typer.echo(prefix + lines[event.kind], err=err)
 
 
 def show_plan(planned: Sequence[PlannedRun], as_json: bool) -> None:

@@ -15,29 +15,41 @@ import typer
 
 from maxsep import heads
 from maxsep.cli import app
+from maxsep.cli.reproduce import show_search
 from maxsep.lab.data import Dataset, fingerprints_differ, list_once, with_order
 from maxsep.lab.engine import loss_names, train
 from maxsep.lab.engine.losses import loss_defaults
+from maxsep.lab.engine.processes import is_helper
 from maxsep.lab.engine.train import check_names, dry_run
 from maxsep.lab.environment import default_precision
 from maxsep.lab.grid import num_train
 from maxsep.lab.recipes.compare import usual_batch
-from maxsep.lab.reference import ADVICE, Reference, load_reference, why_untrained
+from maxsep.lab.recipes.fine_tuning import RATES as FINE_TUNING_RATES
+from maxsep.lab.recipes.fine_tuning import fine_tuning
+from maxsep.lab.reference import ADVICE, Reference, load_reference, shortfall, why_untrained
+from maxsep.lab.report.statistics import plural
 from maxsep.lab.run import Run
-from maxsep.lab.search import RADII, Choice, choose_radius
+from maxsep.lab.search import RADII, Choice, choose_epoch, choose_radius
 from maxsep.lab.spec import RATES, Execution, RunSpec, options
 
 _DEFAULT = RunSpec()
-OWN_EPOCHS = 40
-"""Epochs on a folder: some hundred images need more than the default of the spec."""
+EXECUTION = ("device", "devices", "sharded", "accumulate", "weights", "tensorboard")
+OWN_DATA: dict[str, Any] = {"optimiser": "adamw", "epochs": 40, "evaluate_every": 0}
+"""Defaults on own data: some hundred images need many epochs, and the test images are evaluated once, at the end."""
+FEW_HELD = 20
+"""Of fewer held-out images, 95 % is no whole number."""
 DatasetName = Annotated[
-    str, typer.Option(help="digits, cifar10, cifar100, svhn, imagenet, imagenet_lt, or folder:PATH?size=64.")
+    str,
+    typer.Option(
+        help="digits, cifar10, cifar100, svhn, imagenet, imagenet_lt, or your own: folder:PATH?size=64, "
+        "table:PATH (CSV or Parquet with the columns path and label), hf:PATH_OR_NAME (a Hugging Face dataset)."
+    ),
 ]
 Network = Annotated[
     str | None,
     typer.Option(
         help="mlp, convnet, resnet32, resnet34, resnet50, resnet152, wrn40_2, vgg32, vit, torchvision/NAME or "
-        "timm/NAME; by default mlp, for a folder resnet32, for ImageNet resnet50."
+        "timm/NAME (?pretrained=1); by default mlp, for a folder resnet32, for ImageNet resnet50."
     ),
 ]
 Augmentation = Annotated[
@@ -60,104 +72,150 @@ def train_command(
     dataset: DatasetName = _DEFAULT.dataset,
     imbalance: app.Imbalance = 1.0,
     network: Network = None,
+    weights: app.Weights = None,
+    image_size: app.ImageSize = None,
     head: Annotated[str, typer.Option(help=f"{', '.join(heads.names())}.")] = _DEFAULT.head,
     radius: Annotated[str, typer.Option(help="Factor on the logits, 1 or 0.1 in the paper; or auto.")] = "1",
     loss: Annotated[str, typer.Option(help=f"{', '.join(loss_names())}.")] = _DEFAULT.loss,
     augmentation: Augmentation = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="By default 20; for a folder 40.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="By default 20; a folder 40; pretrained 10.")] = None,
     batch_size: BatchSize = None,
     optimiser: app.Optimiser = None,
     learning_rate: app.LearningRate = None,
+    early_stopping: Annotated[
+        bool, typer.Option("--early-stopping", help="Stop at the epoch that is best on held-out training images.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, data order and augmentation.")] = 0,
     settings: Settings = None,
+    skip_broken: app.SkipBroken = False,
     data: app.Data = None,
     download: app.Download = False,
     runs: app.Runs = Path("runs"),
     device: app.Device = "auto",
-    devices: Annotated[int, typer.Option(min=1, help="Number of processes; more than one trains with DDP.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Processes of this machine; more than one trains with DDP.")] = 1,
+    sharded: Annotated[bool, typer.Option("--sharded", help="Shard the weights (FSDP2), under torchrun.")] = False,
+    accumulate: Annotated[int, typer.Option(min=1, help="Parts of a batch, one after the other, to save memory.")] = 1,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write RUN/tensorboard for TensorBoard.")] = False,
     as_json: app.Json = False,
 ) -> None:
     """Train one run. A finished run is not trained again; an interrupted one resumes."""
     fields = {name: value for name, value in context.params.items() if name in OPTIONS}
-    execution = Execution(device=device, devices=devices)
+    execution = Execution(**{name: context.params[name] for name in EXECUTION})
     with list_once():
+        data_source = Dataset.find(dataset, data, skip_broken=skip_broken, download=download)
+        fields["dataset"] = data_source.name
         fields["radius"] = None if radius == "auto" else app.split("--radius", [radius], "0.1", float)[0]
         spec = build_spec(fields | {"precision": default_precision(device)}, settings or (), data)
         [spec] = with_order([spec], data, download=download)
         how: dict[str, Any] = {"data_root": data, "runs": runs, "execution": execution, "download": download}
-        spec, choice = choose(spec, radius == "auto", learning_rate, **how)
+        searching = how | {"on_event": None if as_json else show_search}
+        spec, choice = choose(spec, radius == "auto", learning_rate, early_stopping, **searching)
         run = Run(runs / spec.name)
         was_finished = run.state == "finished"
         if was_finished:
-            if fingerprints_differ(run.metrics.get("files"), Dataset.parse(spec.dataset).fingerprint(data)):
-                raise ValueError(f"the images have changed since {run.folder} was trained: remove it, or use --runs.")
+            _verify(run, data)
         else:
             dry_run(spec, execution, data, download=download)  # bad settings raise here, before anything is written
             runs.mkdir(parents=True, exist_ok=True)
         images = count_images(spec, data)
-        if not as_json:
-            count = "" if images is None else f" ({images:,} training images)"
-            batches = f"{spec.optimiser} at {spec.learning_rate:g}, batch size {spec.batch_size}, epochs {spec.epochs}"
-            typer.echo(f"{spec.dataset}{count}: {spec.network}, augmentation {spec.augmentation}, {batches}")
-        if images is not None and batch_size is not None and batch_size >= images:
-            warnings.warn(f"--batch-size {batch_size} holds all {images:,} images: one step per epoch.", stacklevel=2)
-        try:
-            train(spec, progress=not as_json, **how)
-        except BlockingIOError:  # another process trains this run
-            raise
-        except Exception as error:
-            if run.folder.is_dir():
-                run.record_failure(spec, error)
-            raise
-        reference = load_reference(spec, runs, data) if Dataset.parse(spec.dataset).is_own else None
+        if not as_json and not is_helper():
+            typer.echo(_describe(spec, images, data_source.listing(data).skipped if data_source.skip_broken else 0))
+        _warn_of_one_step(batch_size, images)
+        _train(spec, run, progress=not as_json, **how)
+        if is_helper():
+            return
+        reference = load_reference(spec, runs, data, execution=execution) if data_source.is_own else None
     _show(Run(run.folder), reference, choice, was_finished, as_json)
 
 
-def choose(spec: RunSpec, any_radius: bool, learning_rate: float | None, **how: Any) -> tuple[RunSpec, Choice | None]:
-    """Choose the learning rate of a run on a folder, unless it is given, and the radius if asked to."""
-    is_open = learning_rate is None and Dataset.parse(spec.dataset).is_own and not spec.validation
-    if not (is_open or any_radius):
-        return spec, None
-    dry_run(spec, how["execution"], how["data_root"], download=how["download"])
-    radius, found = choose_radius(
+def _verify(run: Run, data: Path | None) -> None:
+    """Raise if a finished run is damaged, or if its images have changed since."""
+    run.verify()
+    if fingerprints_differ(run.metrics.get("files"), Dataset.parse(run.spec.dataset).fingerprint(data)):
+        raise ValueError(f"the images have changed since {run.folder} was trained: remove it, or use --runs.")
+
+
+def _warn_of_one_step(batch_size: int | None, images: int | None) -> None:
+    if images is not None and batch_size is not None and batch_size >= images:
+        warnings.warn(f"--batch-size {batch_size} holds all {images:,} images: one step per epoch.", stacklevel=1)
+
+
+def _train(spec: RunSpec, run: Run, **how: Any) -> None:
+    """Train a run, and leave the reason in its folder if that fails."""
+    try:
+        train(spec, **how)
+    except BlockingIOError:  # another process trains this run
+        raise
+    except Exception as error:
+        if run.folder.is_dir():
+            run.record_failure(spec, error)
+        raise
+
+
+def choose(
+    spec: RunSpec, any_radius: bool, learning_rate: float | None, early_stopping: bool = False, **how: Any
+) -> tuple[RunSpec, Choice | None]:
+    """Choose the learning rate of a run on a folder, unless it is given or usual; radius and last epoch if asked to."""
+    is_open = learning_rate is None and Dataset.parse(spec.dataset).is_own and not (spec.validation or spec.weights)
+    choice: Choice | None = None
+    if is_open or any_radius or early_stopping:
+        dry_run(spec, how["execution"], how["data_root"], download=how["download"])
+    if is_open or any_radius:
+        spec, choice = _choose_rate(spec, any_radius, is_open, **how)
+    if not early_stopping:
+        return spec, choice
+    stopped, summary = choose_epoch(spec, **how)
+    if stopped is None:
+        if summary.elsewhere:
+            raise BlockingIOError("another process chooses the last epoch of this run.")
+        raise ArithmeticError(summary.failed[0][1]) if summary.failed else SystemExit(summary.interrupted)
+    return stopped, choice
+
+
+def _choose_rate(spec: RunSpec, any_radius: bool, is_open: bool, **how: Any) -> tuple[RunSpec, Choice]:
+    radius, result = choose_radius(
         spec, RADII if any_radius else (spec.radius,), rates=() if is_open else (spec.learning_rate,), **how
     )
     if radius is None:
-        if found.summary.elsewhere:
+        if result.summary.elsewhere:
             raise BlockingIOError("another process searches learning rates for these runs.")
-        raise SystemExit(found.summary.interrupted)
-    best = next(choice for choice in found.choices if choice.spec.radius == radius)
+        raise SystemExit(result.summary.interrupted)
+    best = next(choice for choice in result.choices if choice.spec.radius == radius)
     return best.spec.replace(seed=spec.seed), best
 
 
 def build_spec(fields: Mapping[str, Any], settings: Sequence[str] = (), data: Path | None = None) -> RunSpec:
     """Build a spec from option values (None: not given) and settings NAME=VALUE.
 
-    A folder, the digits and ImageNet get the network, augmentation and batch size of `maxsep compare`.
+    A folder, the digits and ImageNet get the network, augmentation and batch size of `maxsep compare`, pretrained
+    weights (`weights` is a file here) the settings of `fine_tuning`.
     """
     dataset = Dataset.find(fields.get("dataset", _DEFAULT.dataset), data)
     is_small = dataset.is_own or dataset.source == "digits"
     fields = {name: value for name, value in fields.items() if value is not None}
-    defaults: dict[str, Any] = {"optimiser": "adamw", "epochs": OWN_EPOCHS} if dataset.is_own else {}
-    rate = RATES.get((defaults | fields).get("optimiser", "sgd"), RATES["sgd"])
-    defaults["learning_rate"] = rate
+    defaults = dict(OWN_DATA) if dataset.is_own else {}
+    usual = _DEFAULT.network
     if is_small or dataset.is_imagenet:
-        defaults |= {"network": dataset.default_network, "augmentation": dataset.default_augmentation}
-    spec = RunSpec(**defaults | fields | {"dataset": dataset.name})
+        usual, defaults["augmentation"] = dataset.default_network, dataset.default_augmentation
+    start = (fields.pop("network", usual), fields.pop("weights", None), fields.pop("image_size", None))
+    defaults |= fine_tuning(dataset, *start)
+    rates = FINE_TUNING_RATES if defaults.get("weights") else RATES
+    defaults["learning_rate"] = rates.get((defaults | fields).get("optimiser", "sgd"), RATES["sgd"])
+    spec = RunSpec(**defaults | fields | {"dataset": defaults["dataset"]})
     check_names(spec)
     spec = spec.replace(**parse_settings(settings, spec))
     check_spec(spec, settings)
-    if "batch_size" not in fields and is_small:
-        return spec.replace(batch_size=usual_batch(count_images(spec, data) or 1))
+    if "batch_size" not in fields and (is_small or spec.weights):
+        return spec.replace(batch_size=usual_batch(count_images(spec, data)))
     return spec
 
 
 OPTIONS = (
-    *("dataset", "imbalance", "network", "head", "radius", "loss", "augmentation", "epochs", "batch_size"),
-    *("optimiser", "learning_rate", "seed"),
+    *("dataset", "imbalance", "network", "weights", "image_size", "head", "radius", "loss", "augmentation"),
+    *("epochs", "batch_size", "optimiser", "learning_rate", "seed"),
 )
 """Fields of a spec that have an option."""
-GROUPS = ("loss", "head", "network", "schedule")
+GROUPS = ("loss", "head", "network", "weights", "schedule")
 _OTHERS = (*OPTIONS, *(f"{group}_options" for group in GROUPS), "start_from", "backbone", "data_order")
 FIELDS = [name for name in RunSpec.__dataclass_fields__ if name not in _OTHERS]
 """Fields of a spec that `--set` takes."""
@@ -192,6 +250,8 @@ def _kinds(name: str, spec: RunSpec) -> tuple[Any, ...]:
             raise ValueError(f"--set {name}: {getattr(spec, group)!r} takes {', '.join(known) or 'no options'}.")
         return () if known[option] is None else (type(known[option]),)
     if dot and group in GROUPS:  # models of other packages take words too
+        if group == "weights":  # the key map
+            return (str,)
         return () if group == "network" and "/" in spec.network else (bool, int, float, tuple)
     if name not in FIELDS:
         raise ValueError(f"--set {name}: not one of {', '.join(FIELDS)}, {'.X, '.join(GROUPS)}.X.")
@@ -223,6 +283,21 @@ def check_spec(spec: RunSpec, settings: Sequence[str] = ()) -> None:
         raise ValueError("adamw takes no momentum and no nesterov.")
 
 
+def _describe(spec: RunSpec, images: int | None, skipped: int) -> str:
+    """Say in one line what is trained, on how many images, for how many epochs."""
+    more = f", {plural(skipped, 'file')} or {'folder' if skipped == 1 else 'folders'} skipped" if skipped else ""
+    count = "" if images is None else f" ({images:,} training images{more})"
+    epochs = f"epochs {spec.epochs}" if spec.stop_after is None else f"{spec.stop_after} of {spec.epochs} epochs"
+    batches = f"{spec.optimiser} at {spec.learning_rate:g}, batch size {spec.batch_size}, {epochs}"
+    return f"{spec.dataset}{count}: {describe_network(spec)}, augmentation {spec.augmentation}, {batches}"
+
+
+def describe_network(spec: RunSpec) -> str:
+    """Name the network, whether it is pretrained, and the size of its images where it scales them."""
+    start = " with pretrained weights" if spec.weights else ""
+    return f"{spec.network}{start}{f' at {spec.image_size} pixels' if spec.image_size else ''}"
+
+
 def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
     """Count a run's training images without reading one; None for a folder that cannot be listed."""
     counts = Dataset.parse(spec.dataset).train_counts(data)
@@ -231,7 +306,7 @@ def count_images(spec: RunSpec, data: Path | None = None) -> int | None:
 
 def _show(run: Run, reference: Reference | None, choice: Choice | None, was_finished: bool, as_json: bool) -> None:
     metrics, unknown = run.metrics, run.unknown
-    doubts = [] if reference is None else why_untrained([run], reference)
+    doubts = why_untrained([run], reference)
     if as_json:
         answer = {"run": str(run.folder), "metrics": metrics, "unknown": unknown, "warnings": doubts}
         answer["reference"] = None if reference is None else asdict(reference)
@@ -243,7 +318,10 @@ def _show(run: Run, reference: Reference | None, choice: Choice | None, was_fini
     typer.echo(f"top-1 {metrics['top1']:.2%}, mean over classes {metrics['balanced']:.2%} on {test}")
     if unknown is not None:
         threshold = unknown["thresholds"][unknown["score"]]
-        typer.echo(f"unknown: {unknown['score']} below {threshold:.4f}, set on {unknown['images']} held-out images")
+        held = plural(unknown["images"], "held-out image")
+        typer.echo(f"unknown: {unknown['score']} below {threshold:.4f}, set on {held}")
+        if unknown["images"] < FEW_HELD:
+            typer.echo(f"maxsep: warning: {held} are too few for 95 %: the threshold is coarse.", err=True)
     if doubts:
-        typer.echo(" ".join(["maxsep: warning: This run did not train.", *doubts, ADVICE]), err=True)
+        typer.echo(" ".join([f"maxsep: warning: This run {shortfall([run])}.", *doubts, ADVICE]), err=True)
     typer.echo(str(run.folder))

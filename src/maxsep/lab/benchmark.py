@@ -33,7 +33,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """One form of one operation: its time, and its ratio to nn.Linear's, round by round; or the problem.
 
     `failed` tells an error from a lack of memory.
@@ -50,14 +50,10 @@ class Row:
 
 def measure(
     classes: Sequence[int], *, batch: int = 128, features: int = 512, device: str = "cpu", seconds: float = 0.25
-) -> list[Row]:
+) -> list[Timing]:
     """Measure every operation at every number of classes: 3 rounds, then up to 50 while `seconds` last.
 
     On a CPU, call torch.set_num_threads(1) first unless threads are the question.
-
-    >>> rows = measure([3], batch=2, features=4, seconds=0.0)
-    >>> [row.form for row in rows if row.operation == "product"]
-    ['maxsep', 'dense', 'plain']
     """
     place, rows = torch.device(device), []
     for count in classes:
@@ -66,7 +62,7 @@ def measure(
     return rows
 
 
-def _compare(operation: str, classes: int, forms: Forms, seconds: float, clock: Clock) -> list[Row]:
+def _compare(operation: str, classes: int, forms: Forms, seconds: float, clock: Clock) -> list[Timing]:
     ready: dict[str, Call] = {}
     problems: dict[str, tuple[str, bool]] = {}
     for form, prepare in forms.items():
@@ -87,11 +83,11 @@ def _compare(operation: str, classes: int, forms: Forms, seconds: float, clock: 
     for form in forms:
         if form in problems:
             problem, failed = problems[form]
-            rows.append(Row(operation, classes, form, problem=problem, failed=failed))
+            rows.append(Timing(operation, classes, form, problem=problem, failed=failed))
             continue
         ratio = [a / b for a, b in zip(times[form], times["plain"], strict=True)] if "plain" in times else []
         milliseconds = spread_of([1e3 * value for value in times[form]])
-        rows.append(Row(operation, classes, form, milliseconds, spread_of(ratio) if ratio else None))
+        rows.append(Timing(operation, classes, form, milliseconds, spread_of(ratio) if ratio else None))
     return rows
 
 
@@ -143,11 +139,7 @@ def operations(classes: int, batch: int, features: int, device: torch.device) ->
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return the median and the quartiles of at least one value.
-
-    >>> spread_of([1.0, 2.0, 3.0, 4.0, 9.0])
-    Spread(median=3.0, low=2.0, high=4.0)
-    """
+    """Return the median and the quartiles of at least one value."""
     ordered = sorted(values)
     quarter = len(ordered) // 4
     return Spread(statistics.median(ordered), ordered[quarter], ordered[-1 - quarter])

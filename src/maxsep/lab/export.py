@@ -13,7 +13,7 @@ from torch import nn
 
 from maxsep import __version__
 from maxsep.files import write_folder
-from maxsep.lab.data.folder import COLOURS
+from maxsep.lab.data.decoding import COLOURS
 from maxsep.lab.engine import load_model
 from maxsep.lab.networks import Shape
 from maxsep.lab.predict import ONNX, open_onnx

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from maxsep.files import read_json, verify_folder
-from maxsep.lab.data.folder import IMAGE_SUFFIXES, decode
+from maxsep.lab.data.decoding import IMAGE_SUFFIXES, decode
 from maxsep.lab.engine import load_model
 from maxsep.lab.engine.evaluate import SCORE, check_score, scores_of
 from maxsep.lab.engine.model import build_model
@@ -179,7 +179,8 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     images: list[Path] = []
     others: list[Path] = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    # a link to nothing is listed too, so that it is named when it cannot be read
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() or not path.exists()):
         if not any(part.startswith(".") for part in path.relative_to(folder).parts):
             (images if path.suffix.lower() in IMAGE_SUFFIXES else others).append(path)
     return images, others

@@ -69,8 +69,7 @@ def test_an_export_replaces_an_export_and_nothing_else(run, exported, tmp_path):
 
 
 @pytest.mark.parametrize("change", [lambda logits: logits + 1e-3, lambda logits: logits * torch.nan])
-def test_an_onnx_file_with_other_logits_is_not_written(run, exported, tmp_path, monkeypatch, change):
-    monkeypatch.setattr(module, "_write_onnx", lambda _, __, path: shutil.copy(exported["onnx"] / "model.onnx", path))
+def test_an_onnx_file_with_other_logits_is_not_written(run, tmp_path, monkeypatch, change):
     real = module.open_onnx
     monkeypatch.setattr(module, "open_onnx", lambda path: lambda images: change(real(path)(images)))
     with pytest.raises(ValueError, match="ONNX"):
@@ -88,6 +87,6 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="bare"):
         export(bare, tmp_path / "model")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"maxsep\[export\]"):
+    with pytest.raises(ImportError, match=r"\.\[export\]"):
         export(run, tmp_path / "model", "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["bare"]

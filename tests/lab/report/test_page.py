@@ -82,6 +82,16 @@ def test_both_schemes_have_readable_text(opened, scheme):
     page.emulate_media(color_scheme="light")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_in_a_file_has_a_size_and_follows_the_scheme(opened, browser, scheme):
+    tab = browser.new_page(color_scheme=scheme, viewport={"width": 1200, "height": 800})
+    tab.goto((opened[3].parent / "figures" / "forest.svg").as_uri())
+    assert 480 <= tab.evaluate("document.documentElement.getBoundingClientRect().width") <= 560
+    text, ground = (f"getComputedStyle(document.querySelector('{name}')).fill" for name in ("text", "rect"))
+    assert contrast(tab.evaluate(text), tab.evaluate(ground)) > 5
+    tab.close()
+
+
 def contrast(one, other):
     def luminance(text):
         parts = [int(part) / 255 for part in text.strip("rgba()").split(",")[:3]]

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from maxsep.files import sha256_of
 from maxsep.lab.report.runs import collect
 from maxsep.lab.spec import RunSpec
 
@@ -15,21 +16,11 @@ def test_nested_folders_are_found_and_a_run_folder_itself(tmp_path, run_folder):
     assert collect(folder).runs[0].spec == SPEC
 
 
-def test_no_bad_folder_is_dropped(everything):
-    found = {problem.label: problem.kind for problem in collect(everything).problems}
-    assert found == {"started": "unfinished", "failed": "failed", "broken": "broken"}
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"metrics": {}},
-        {"metrics": {"top1": 81.2}},
-        {"metrics": {"top1": float("nan")}},
-        {"spec": {"colour": "red"}},
-        {"spec": {"imbalance": 7}},
-        {"metrics": [1, 2]},
-        {"schema": 99},
+        *({"metrics": metrics} for metrics in ({}, {"top1": 81.2}, {"top1": float("nan")}, [1, 2])),
+        *({"spec": {"colour": "red"}}, {"spec": {"imbalance": 7}}, {"schema": 99}),
     ],
 )
 def test_a_result_that_cannot_be_meant_is_a_problem(tmp_path, run_folder, change):
@@ -45,12 +36,19 @@ def test_damaged_files_are_problems(tmp_path, run_folder, name, text):
     if name == "spec.json":
         (folder / "result.json").unlink()
     (folder / name).write_text(text)
+    (tmp_path / "x" / "resume").mkdir(parents=True)  # an empty started folder
+    assert [problem.kind for problem in collect(tmp_path).problems] == ["broken"] * 2
+
+
+@pytest.mark.parametrize("name", ["result.json", "spec.json", "metrics.jsonl", "weights.safetensors"])
+def test_a_changed_byte_in_any_file_of_a_run_is_a_problem(tmp_path, run_folder, name):
+    path = run_folder(tmp_path, SPEC) / name
+    (path.parent / "weights.safetensors").write_bytes(bytes(9))
+    lines = [f"{sha256_of(file)}  {SPEC.name}/{file.name}\n" for file in path.parent.iterdir()]
+    (tmp_path / "SHA256SUMS").write_text("".join(lines))
+    assert collect(tmp_path).problems == ()
+    path.write_bytes(path.read_bytes() + b"\n")
     assert [problem.kind for problem in collect(tmp_path).problems] == ["broken"]
-
-
-def test_an_empty_started_folder_is_a_problem(tmp_path):
-    (tmp_path / "x" / "resume").mkdir(parents=True)
-    assert collect(tmp_path).problems[0].kind == "broken"
 
 
 def test_the_same_run_twice_is_used_once(tmp_path, run_folder):

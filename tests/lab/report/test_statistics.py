@@ -1,5 +1,4 @@
 import math
-import random
 
 import numpy as np
 import pytest
@@ -7,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from maxsep.lab.report.controls import Method
-from maxsep.lab.report.statistics import Difference, Summary
+from maxsep.lab.report.statistics import Difference
 
 FRACTIONS = st.floats(0, 1, allow_nan=False)
 
@@ -43,7 +41,7 @@ def test_only_common_repetitions_count():
         (-0.03, -0.001, True, "better"),
         (-0.01, 0.01, False, "no difference larger than 1 point"),
         (-0.01, 0.011, False, "too few seeds"),
-        (None, None, False, ""),
+        (None, None, False, "too few seeds"),
     ],
 )
 def test_the_word_follows_from_the_interval_alone(low, high, lower, word):
@@ -55,42 +53,25 @@ def test_differences_without_spread():
     same = {0: 0.5, 1: 0.6, 2: 0.7}
     for shift in (0.0, 0.1):
         found = Difference.paired({seed: value + shift for seed, value in same.items()}, same)
-        assert (found.low, found.p, found.word) == (None, None, ""), "no interval can be taken from no spread"
+        assert (found.low, found.p, found.word) == (None, None, "too few seeds")
+        assert found.repetitions_needed is None, "without a spread nothing can be said of more seeds"
 
 
-def test_text_and_json():
-    found = Difference.paired({0: 0.80, 1: 0.83, 2: 0.79}, {0: 0.80, 1: 0.80, 2: 0.80}, unit="split")
-    assert found.text.startswith("+0.7 points [")
-    assert "3 splits: too few splits (about" in found.text
-    assert found.to_dict()["repetitions_needed"] == found.repetitions_needed > 3
-    assert Difference(0.01, None, None, 1).text == "+1.0 points, 1 seed"
-
-
-def test_as_many_repetitions_as_it_asks_for_would_show_a_point():
+def test_as_many_repetitions_as_it_asks_for_would_show_a_point_and_there_are_too_few_now():
     found = Difference(0.0, -0.02, 0.02, 3, std=0.01)
     n = found.repetitions_needed
     half = [stats.t.ppf(0.975, k - 1) * 0.01 / math.sqrt(k) for k in (n - 1, n)]
     assert half[1] <= 0.01 < half[0]
-
-
-def test_the_interval_covers_the_truth_in_95_of_100_simulations():
-    rng = np.random.default_rng(0)
-    draws = rng.normal(0.5, 0.1, (2000, 3))
-    covered = [(found := Summary.of(list(row))).low <= 0.5 <= found.high for row in draws]
-    assert 0.935 < np.mean(covered) < 0.965
+    assert Difference(-0.0035, -0.012, 0.005, 3, std=0.0034).to_dict()["repetitions_needed"] == 4
+    assert Difference(0.02, 0.01, 0.03, 3, std=0.004).repetitions_needed is None
 
 
 def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
     ours, mean, std = [0.70, 0.72, 0.71], 0.69, 0.01
     found = Difference.to_printed(ours, mean, std, 5)
-    welch = stats.ttest_ind_from_stats(np.mean(ours), np.std(ours, ddof=1), 3, mean, std, 5, equal_var=False)
-    freedom = welch.df if hasattr(welch, "df") else None
-    half = (found.high - found.low) / 2
-    assert found.estimate == pytest.approx(0.02)
-    statistic = found.estimate / math.sqrt(np.var(ours, ddof=1) / 3 + std**2 / 5)
-    assert welch.statistic == pytest.approx(statistic)
-    if freedom is not None:
-        assert half == pytest.approx(stats.t.ppf(0.975, freedom) * found.estimate / statistic)
+    theirs = mean + std * stats.zscore(np.arange(5), ddof=1)
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.02, *interval))
     single = Difference.to_printed(ours, mean)
     assert (single.low, single.high) == pytest.approx([end - mean for end in stats.t.interval(
         0.95, 2, np.mean(ours), stats.sem(ours))])  # fmt: skip
@@ -112,24 +93,3 @@ def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():
 def test_the_words_of_the_plan(values, lower, word, reached):
     found = Difference.to_printed(values, 0.7 if word != "agrees" or values[0] > 0.6 else 0.695, lower=lower)
     assert (found.agreement, found.is_reached) == (word, reached)
-
-
-def test_of_comparisons_without_a_difference_about_one_in_twenty_excludes_zero():
-    rng = random.Random(0)
-    words = []
-    for _ in range(1000):
-        values, reference = ({seed: rng.gauss(0.7, 0.01) for seed in range(3)} for _ in range(2))
-        words.append(Difference.paired(values, reference).word)
-    assert 30 <= sum(word in ("better", "worse") for word in words) <= 70
-
-
-def test_the_radius_is_found_on_long_tailed_cifar10_with_three_seeds(recorded):
-    settings = [s for s in recorded if s.spec.dataset == "cifar10" and s.spec.imbalance == 0.01]
-    found = []
-    for setting in settings:
-        plain, small = Method("plain"), [Method(head, 0.1) for head in ("maxsep", "control", "scaled")]
-        differences = [d for method in small if (d := setting.difference(method, plain)) and d.n >= 3]
-        found += [(difference.word, difference.estimate) for difference in differences]
-    assert found
-    assert "better" in {word for word, _ in found}
-    assert not any(word == "worse" for word, _ in found)

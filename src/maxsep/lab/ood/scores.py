@@ -27,10 +27,6 @@ def logit_scores(logits: Tensor, softmax_scale: float = 1.0) -> dict[str, Tensor
     """Compute every score of logits (N, C) that needs nothing else; `_centred`: minus the sample's mean logit.
 
     Softmax and energy are those of softmax_scale * logits, see `RunSpec.softmax_scale`.
-
-    >>> scores = logit_scores(torch.tensor([[3.0, 1.0]]))
-    >>> {name: round(score.item(), 2) for name, score in scores.items()}
-    {'max_softmax': 0.88, 'max_logit': 3.0, 'energy': 3.13, 'max_logit_centred': 1.0, 'energy_centred': 1.13}
     """
     scores = {name: scores_of(name, logits, softmax_scale) for name in ("max_softmax", "max_logit", "energy")}
     centred = {f"{n}_centred": scores_of(n, logits, softmax_scale, centre=True) for n in ("max_logit", "energy")}
@@ -105,16 +101,8 @@ def fit_mahalanobis(
     """Fit class means and the tied covariance on all training images, and choose the input step.
 
     Pitfall: a network separates images it was trained on from anything else, even without a step. Only images that it
-    has not seen make the choice of the step fair.
-
-    Args:
-        pipeline: The trained network behind its normalisation, in evaluation mode.
-        train: Its training images, on its device.
-        mean: Channel means (C,) of its normalisation.
-        std: Likewise; the step has the same size in every channel of the image before normalisation.
-        magnitudes: Steps to try besides 0.
-        held_out: Images to choose the step on: half as they are, half to make outliers from. By default a tenth of
-            the training images.
+    has not seen make the choice of the step fair: `held_out`, half of them as they are and half to make outliers from;
+    by default a tenth of the training images. The step has the same size in every channel before normalisation.
     """
     detector = Mahalanobis()
     with torch.no_grad():

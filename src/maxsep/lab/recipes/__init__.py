@@ -9,32 +9,24 @@ from maxsep.lab.recipes.compare import DEMO
 from maxsep.lab.recipes.imagenet import IMAGENET
 from maxsep.lab.recipes.long_tail import BEYOND, BEYOND_SEARCH, LONG_TAIL
 from maxsep.lab.recipes.ood import FEATURES2D, OOD, OPEN_SET
-from maxsep.lab.recipes.recipe import After, Block, Method, Recipe, select
+from maxsep.lab.recipes.recipe import After, Arm, Block, Recipe, select
 
-__all__ = ["After", "Block", "Method", "Recipe", "get", "names", "select"]
+__all__ = ["ALIASES", "After", "Arm", "Block", "Recipe", "get", "names", "select"]
 
 _PAPER = (TABLE1, FIXED, PROTOTYPES, LONG_TAIL, IMAGENET, OOD, OPEN_SET, FEATURES2D)
 _RECIPES = {recipe.name: recipe for recipe in (*_PAPER, BEYOND_SEARCH, BEYOND, BASELINE, ARITHMETIC, ADAM, DEMO)}
-_ALIASES = {"errorbars": "table1", "frequency": "table1", "fisher": "table1"}
+ALIASES = {"errorbars": "table1", "frequency": "table1", "fisher": "table1"}
 """Tables and figures of the paper that show the runs of another recipe."""
 
 
 def names() -> tuple[str, ...]:
-    """List the recipes, without the aliases that `get` also knows.
-
-    >>> names()[:3]
-    ('table1', 'fixed', 'prototypes')
-    """
+    """List the recipes, without the aliases that `get` also knows."""
     return tuple(_RECIPES)
 
 
 def get(name: str) -> Recipe:
-    """Return a recipe by name.
-
-    >>> get("fisher").name
-    'table1'
-    """
-    name = _ALIASES.get(name, name)
+    """Return a recipe by name."""
+    name = ALIASES.get(name, name)
     if name not in _RECIPES:
-        raise ValueError(f"unknown recipe {name!r}. Known: {', '.join((*_RECIPES, *_ALIASES))}.")
+        raise ValueError(f"unknown recipe {name!r}. Known: {', '.join((*_RECIPES, *ALIASES))}.")
     return _RECIPES[name]

@@ -3,6 +3,9 @@
 The theorem that makes the matrix a plain layer holds for SGD alone. `control` has no matrix; *rare last* and *rare
 first* assign its columns to the classes by falling and by rising count; *rotated* multiplies a fixed random orthogonal
 matrix in. Every method takes the best of three rates on held-out data of its cell, and is then trained on all data.
+
+Fine-tuning starts from a file of ImageNet weights (docs/guide/command_line.md) and runs all of its rates: images scaled
+to 128 pixels, and what the plan leaves open as in `fine_tuning`.
 """
 
 from __future__ import annotations
@@ -10,20 +13,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maxsep.lab.recipes.cifar import CONVNET, SGD, cifar, seeds, subset_seed
-from maxsep.lab.recipes.recipe import Block, Method, Recipe
+from maxsep.lab.recipes.fine_tuning import USUAL
+from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec, options
 
 RATES = (3e-4, 1e-3, 3e-3)
 HELD_OUT = 0.2
-CONTROL = Method(head="control")
-RARE_LAST = Method(head="maxsep", changes=options(class_order="frequency"))
-RARE_FIRST = Method(head="maxsep", changes=options(class_order="reversed_frequency"))
-ROTATED = Method(head="maxsep_rotated", head_options=options(rotation=0))
+CONTROL = Arm(head="control")
+RARE_LAST = Arm(head="maxsep", changes=options(class_order="frequency"))
+RARE_FIRST = Arm(head="maxsep", changes=options(class_order="reversed_frequency"))
+ROTATED = Arm(head="maxsep_rotated", head_options=options(rotation=0))
 
 _ADAMW = {"optimiser": "adamw", "weight_decay": 0.05, "schedule": "cosine"}
 _CONVNET = CONVNET.replace(schedule_options=(), **_ADAMW)
 _VIT = SGD.replace(network="vit", epochs=100, schedule_options=options(warmup=5), **_ADAMW)
+LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+"""SHA-256 of the ImageNet weights of EfficientNet-Lite0, efficientnet-lite0-57934424.pth."""
+_START = {"network": "timm/tf_efficientnet_lite0", "weights": LITE0, "image_size": 128}
+TUNED = RunSpec(dataset="cifar100", imbalance=0.01, augmentation="crop_flip", batch_size=128).replace(
+    **_START, **USUAL | {"weight_decay": 0.05}
+)
+TUNED_RATES = (1e-4, 3e-4, 1e-3)
 CELLS = tuple(cell for network in (_CONVNET, _VIT) for cell in cifar(network, ("cifar10",), (0.01, 0.1)))
 
 
@@ -57,8 +68,13 @@ ADAM = Recipe(
     blocks=(
         Block(
             settings=tuple(cell.replace(validation=HELD_OUT, learning_rate=rate) for cell in CELLS for rate in RATES),
-            methods=(CONTROL, RARE_LAST, RARE_FIRST, ROTATED),
+            arms=(CONTROL, RARE_LAST, RARE_FIRST, ROTATED),
             seeds=seeds(1),
+        ),
+        Block(
+            settings=tuple(TUNED.replace(learning_rate=rate) for rate in TUNED_RATES),
+            arms=(CONTROL, RARE_LAST, RARE_FIRST),
+            seeds=seeds(3),
         ),
     ),
     seeds=seeds(5),

@@ -9,23 +9,24 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from maxsep.lab.recipes.cifar import CONTROL, PLAIN, RADIUS, RESNET, RESNET_METHODS, cifar, seeds, subset_seed
-from maxsep.lab.recipes.recipe import Block, Method, Recipe
+from maxsep.lab.recipes.cifar import CONTROL, PLAIN, RADIUS, RESNET, RESNET_ARMS, cifar, seeds, subset_seed
+from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.run import Run
 from maxsep.lab.spec import RunSpec, options
 
 K = RADIUS**2 * 10 / 9
 _WARMUP = options(schedule_options=options(warmup=5))
 CHANGES = {
-    "warm-up": Method(head="plain", changes=_WARMUP),
-    "clipping": Method(head="plain", changes=options(clip_norm=1.0)),
-    "rate 0.03": Method(head="plain", changes=options(learning_rate=0.03)),
-    "rotation": Method(head="plain", changes=options(augmentation="crop_flip_rotate")),
-    "head's rate": Method(head="plain", changes=options(head_rate=K)),
-    "head's decay": Method(head="plain", changes=options(head_decay=1 / K)),
-    "head's start": Method(head="plain", changes=options(head_start=K**0.5)),
+    "warm-up": Arm(head="plain", changes=_WARMUP),
+    "clipping": Arm(head="plain", changes=options(clip_norm=1.0)),
+    "rate 0.03": Arm(head="plain", changes=options(learning_rate=0.03)),
+    "rotation": Arm(head="plain", changes=options(augmentation="crop_flip_rotate")),
+    "head's rate": Arm(head="plain", changes=options(head_rate=K)),
+    "head's decay": Arm(head="plain", changes=options(head_decay=1 / K)),
+    "head's start": Arm(head="plain", changes=options(head_start=K**0.5)),
 }
 """Plain heads with one change each."""
+WARM_MATRIX = Arm(head="maxsep", radius=RADIUS, changes=_WARMUP)
 _STEEP, _CONFIRMATION = cifar(RESNET, ("cifar10",), (0.01, 0.1))
 
 
@@ -36,7 +37,7 @@ def confirm(runs: Sequence[Run], seeds: Sequence[int]) -> list[RunSpec]:
     """
     steep = [run for run in runs if run.spec.imbalance == _STEEP.imbalance and run.spec.seed in seeds]
     scores: dict[str, list[float]] = {
-        name: [run.metrics["top1"] for run in steep if method.matches(run.spec)] for name, method in CHANGES.items()
+        name: [run.metrics["top1"] for run in steep if arm.matches(run.spec)] for name, arm in CHANGES.items()
     }
     if any(len(values) < len(seeds) for values in scores.values()):
         return []
@@ -53,29 +54,27 @@ BASELINE = Recipe(
     blocks=(
         Block(
             settings=(_STEEP,),
-            methods=(
-                *RESNET_METHODS,
+            arms=(
+                *RESNET_ARMS,
                 *CHANGES.values(),
                 CONTROL,
-                Method(head="maxsep", radius=RADIUS, changes=_WARMUP),
+                WARM_MATRIX,
             ),
         ),
-        Block(settings=(_CONFIRMATION,), methods=(PLAIN, CHANGES["warm-up"])),
+        Block(settings=(_CONFIRMATION,), arms=(PLAIN, CHANGES["warm-up"])),
     ),
     seeds=seeds(3),
     subset_seed=subset_seed,
     follow_up=confirm,
 )
 
-ARITHMETIC = Recipe(
+ARITHMETIC = Recipe(  # run from Python (docs/reproducing.md): neither compilation nor TF32 is part of a spec
     name="arithmetic",
     about="Question 2 of docs/plan.md: does the plain baseline start as unstably in float32 as in bfloat16?",
-    # neither compilation nor TF32 is part of a spec: call grid.reproduce with Execution(compile=False,
-    # cuda_graph=False), with NVIDIA_TF32_OVERRIDE=0 and without, each in a folder of runs of its own
     blocks=(
         Block(
             settings=(_STEEP,),
-            methods=(Method(head="plain", changes=options(precision="32-true", stop_after=40)),),
+            arms=(Arm(head="plain", changes=options(precision="32-true", stop_after=40)),),
         ),
     ),
     seeds=seeds(3),

@@ -6,7 +6,7 @@ balanced data only, and the CIFAR-10 statistics for both long-tailed sets.
 
 from __future__ import annotations
 
-from maxsep.lab.recipes.recipe import Block, Method, Recipe
+from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.spec import RunSpec, options
 
 DATASETS = ("cifar100", "cifar10")
@@ -16,7 +16,7 @@ FIRST_SEED = 123
 SGD = RunSpec(
     head="plain", optimiser="sgd", learning_rate=0.1, momentum=0.9, weight_decay=5e-4, schedule="cosine", batch_size=512
 )
-"""What all experiments of the paper start from."""
+"""The fields that all experiments of the paper share."""
 RESNET = SGD.replace(network="resnet34", epochs=200)
 """The paper's "ResNet-32", which in the released code is a 34-layer network; trained with radius 0.1."""
 CONVNET = SGD.replace(network="convnet", epochs=90, schedule="step", schedule_options=options(every=30, factor=0.1))
@@ -24,21 +24,16 @@ CONVNET = SGD.replace(network="convnet", epochs=90, schedule="step", schedule_op
 RADIUS = 0.1
 """The radius of the paper's ResNet."""
 
-PLAIN, CONTROL = Method(head="plain"), Method(head="control", radius=RADIUS)
-RESNET_METHODS = (PLAIN, Method(head="maxsep", radius=RADIUS))
-CONVNET_METHODS = (PLAIN, Method(head="maxsep"))
-"""What the paper compares: each network at the paper's radius."""
+PLAIN, CONTROL = Arm(head="plain"), Arm(head="control", radius=RADIUS)
+RESNET_ARMS = (PLAIN, Arm(head="maxsep", radius=RADIUS))
+PAIR = (PLAIN, Arm(head="maxsep"))
+"""The arms that the paper compares: the ResNet at its radius, all other networks at radius 1."""
 
 
 def cifar(
     network: RunSpec, datasets: tuple[str, ...] = DATASETS, imbalances: tuple[float, ...] = IMBALANCES
 ) -> tuple[RunSpec, ...]:
-    """Combine a network's settings with datasets and imbalances, with the protocol's augmentation and statistics.
-
-    >>> balanced, tail = cifar(RESNET, ("cifar100",), (1.0, 0.01))
-    >>> balanced.augmentation, balanced.normalisation, tail.augmentation, tail.normalisation
-    ('crop_flip_rotate', 'cifar100', 'crop_flip', 'cifar10')
-    """
+    """Combine a network's settings with datasets and imbalances, with the protocol's augmentation and statistics."""
     return tuple(
         network.replace(
             dataset=dataset,
@@ -55,20 +50,13 @@ def subset_seed(spec: RunSpec) -> int:
     """Give every seed its own long-tailed subset: seed - 123, so that the first one is the protocol's.
 
     CIFAR-10 at imbalance 0.01 with the ResNet keeps subset 0, which its recorded runs have.
-
-    >>> [subset_seed(cell.replace(seed=125)) for cell in cifar(RESNET, ("cifar10",), (1.0, 0.02, 0.01))]
-    [0, 2, 0]
     """
     recorded = (spec.dataset, spec.imbalance, spec.network) == ("cifar10", 0.01, RESNET.network)
     return 0 if spec.imbalance == 1 or recorded else max(0, spec.seed - FIRST_SEED)
 
 
 def seeds(count: int) -> tuple[int, ...]:
-    """Return the first seeds from 123, the released scripts' default.
-
-    >>> seeds(3)
-    (123, 124, 125)
-    """
+    """Return the first seeds from 123, the released scripts' default."""
     return tuple(range(FIRST_SEED, FIRST_SEED + count))
 
 
@@ -76,10 +64,10 @@ TABLE1 = Recipe(
     name="table1",
     about="Table 1: does the matrix raise accuracy on balanced and long-tailed CIFAR?",
     blocks=(
-        Block(settings=cifar(RESNET), methods=RESNET_METHODS),
-        Block(settings=cifar(CONVNET), methods=CONVNET_METHODS),
+        Block(settings=cifar(RESNET), arms=RESNET_ARMS),
+        Block(settings=cifar(CONVNET), arms=PAIR),
         # by the theorem the control trains as the matrix does: a check of the pipeline
-        Block(settings=cifar(RESNET, imbalances=(0.02, 0.01)), methods=(CONTROL,)),
+        Block(settings=cifar(RESNET, imbalances=(0.02, 0.01)), arms=(CONTROL,)),
     ),
     seeds=seeds(3),
     subset_seed=subset_seed,
@@ -92,11 +80,11 @@ FIXED = Recipe(
     blocks=(
         Block(
             settings=cifar(RESNET),  # the paper does not name the network; it compares with Table 1
-            methods=(
-                *RESNET_METHODS,
-                Method(head="learnable_matrix", radius=RADIUS),
-                Method(head="extra_layer"),
-                Method(head="etf"),
+            arms=(
+                *RESNET_ARMS,
+                Arm(head="learnable_matrix", radius=RADIUS),
+                Arm(head="extra_layer"),
+                Arm(head="etf"),
             ),
         ),
     ),
@@ -113,10 +101,10 @@ PROTOTYPES = Recipe(
             settings=cifar(RESNET, imbalances=(1.0, 0.1, 0.01)),
             # the paper does not say how its row was trained: the original squared cosine loss, and cross-entropy on dot
             # products at the ResNet's radius, which differs from maxsep in the vectors alone
-            methods=(
-                *RESNET_METHODS,
-                Method(head="hpn", loss="squared_cosine"),
-                Method(head="hpn", radius=RADIUS, head_options=options(normalise=False)),
+            arms=(
+                *RESNET_ARMS,
+                Arm(head="hpn", loss="squared_cosine"),
+                Arm(head="hpn", radius=RADIUS, head_options=options(normalise=False)),
             ),
         ),
     ),

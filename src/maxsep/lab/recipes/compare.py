@@ -7,13 +7,15 @@ it has the heads that compare directions in place of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from maxsep.lab.data import Dataset
 from maxsep.lab.engine.train import check_names
 from maxsep.lab.recipes.cifar import SGD
+from maxsep.lab.recipes.fine_tuning import RATES as FINE_TUNING_RATES
 from maxsep.lab.recipes.long_tail import COSINE_HEADS
-from maxsep.lab.recipes.recipe import Block, Method, Recipe
+from maxsep.lab.recipes.recipe import Arm, Block, Recipe
 from maxsep.lab.spec import RATES, Options, RunSpec
 
 RADII = (1.0, 0.1)
@@ -22,20 +24,17 @@ LOSSES = ("cross_entropy", "logit_adjusted", "balanced_softmax", "label_aware_sm
 """All but the last are for logits of any size."""
 
 
-def usual_batch(num_train: int) -> int:
-    """Choose the largest of 128, 64 and 32 images that leaves an epoch at least 32 steps, else 16.
-
-    >>> [usual_batch(images) for images in (100, 1198, 3000, 50000)]
-    [16, 32, 64, 128]
-    """
-    return next((size for size in (128, 64, 32) if num_train >= 32 * size), 16)
+def usual_batch(num_train: int | None) -> int:
+    """Choose the largest of 128, 64 and 32 images that leaves an epoch at least 32 steps, else 16, also for None."""
+    return next((size for size in (128, 64, 32) if (num_train or 1) >= 32 * size), 16)
 
 
 def compare(
     dataset: str,
     *,
     network: str | None = None,
-    epochs: int = 30,
+    start: Mapping[str, Any] | None = None,
+    epochs: int | None = None,
     seeds: int = 3,
     radii: Sequence[float] | None = None,
     losses: Sequence[str] = LOSSES[:1],
@@ -51,7 +50,8 @@ def compare(
     Each of the `losses` has a plain head, and at every radius the matrix and its control. With `ldam`, which has a
     scale of its own and alone takes `loss_options`, these are both ways to put the matrix on cosines, each after its
     control. Seeds count from 0; an `imbalance` below 1 cuts a long tail into the training data. Defaults that depend on
-    the data are those of `Dataset`, the default learning rate is that of `RATES`.
+    the data are those of `Dataset`, the default learning rate is that of `RATES`. `start` are the fields of
+    `fine_tuning`, with pretrained weights.
 
     >>> [f"{spec.head} {spec.radius:g}" for spec in compare("digits", seeds=1, radii=[0.1]).specs()]
     ['plain 1', 'control 0.1', 'maxsep 0.1']
@@ -59,26 +59,22 @@ def compare(
     ['cosine', 'cosine_maxsep', 'centred_cosine', 'maxsep_cosine']
     """
     _check(radii, losses, loss_options)
-    rate = RATES.get(optimiser, RATES["sgd"]) if learning_rate is None else learning_rate
+    start = start or {}
+    rates = FINE_TUNING_RATES if start.get("weights") else RATES
+    rate = rates.get(optimiser, RATES["sgd"]) if learning_rate is None else learning_rate
     if not 0 < rate < math.inf:
         raise ValueError(f"the learning rate must be a positive finite number, got {rate:g}.")
     known = Dataset.parse(dataset)
-    setting = RunSpec(
-        dataset=dataset,
-        network=network or known.default_network,
-        head="plain",
-        epochs=epochs,
-        batch_size=batch_size,
-        imbalance=imbalance,
-        optimiser=optimiser,
-        learning_rate=rate,
-        augmentation=augmentation or known.default_augmentation,
-    )
+    fields = {"dataset": dataset, "network": network or known.default_network, "epochs": 30, **start}
+    fields |= {"evaluate_every": 0} if known.is_own else {}
+    fields |= {} if epochs is None else {"epochs": epochs}
+    fields |= {"imbalance": imbalance, "batch_size": batch_size, "optimiser": optimiser, "learning_rate": rate}
+    setting = RunSpec(**fields | {"head": "plain", "augmentation": augmentation or known.default_augmentation})
     check_names(setting)
     return Recipe(
         name="compare",
         about="Not in the paper: does the matrix help on these data, and by more than its control does?",
-        blocks=(Block(settings=(setting,), methods=_methods(losses, radii or RADII, loss_options)),),
+        blocks=(Block(settings=(setting,), arms=_arms(losses, radii or RADII, loss_options)),),
         seeds=tuple(range(seeds)),
     )
 
@@ -97,29 +93,23 @@ def _check(radii: Sequence[float] | None, losses: Sequence[str], loss_options: O
         raise ValueError(f"the heads of ldam have radius 1, got {', '.join(f'{radius:g}' for radius in radii)}.")
 
 
-def _methods(losses: Sequence[str], radii: Sequence[float], loss_options: Options = ()) -> tuple[Method, ...]:
-    methods = []
+def _arms(losses: Sequence[str], radii: Sequence[float], loss_options: Options = ()) -> tuple[Arm, ...]:
+    arms = []
     for loss in dict.fromkeys(losses):
         if loss == "ldam":
-            methods += [Method(head=head, loss=loss, loss_options=loss_options) for head in COSINE_HEADS]
+            arms += [Arm(head=head, loss=loss, loss_options=loss_options) for head in COSINE_HEADS]
         else:
             pairs = [(head, radius) for radius in dict.fromkeys(radii) for head in ("control", "maxsep")]
-            methods += [Method(head=head, radius=radius, loss=loss) for head, radius in [("plain", 1.0), *pairs]]
-    return tuple(methods)
+            arms += [Arm(head=head, radius=radius, loss=loss) for head, radius in [("plain", 1.0), *pairs]]
+    return tuple(arms)
 
 
+_TAILED_DIGITS = SGD.replace(
+    dataset="digits", imbalance=0.02, network="mlp", epochs=40, batch_size=32, evaluate_every=5
+)
 DEMO = Recipe(
     name="demo",
     about="Not in the paper: what do the matrix and its radius do on a small long-tailed problem?",
-    blocks=(
-        Block(
-            settings=(
-                SGD.replace(
-                    dataset="digits", imbalance=0.02, network="mlp", epochs=40, batch_size=32, evaluate_every=5
-                ),
-            ),
-            methods=_methods(["cross_entropy"], RADII),
-        ),
-    ),
+    blocks=(Block(settings=(_TAILED_DIGITS,), arms=_arms(["cross_entropy"], RADII)),),
     seeds=(0, 1, 2),
 )

@@ -4,23 +4,22 @@ The paper says no more than SGD, a cosine schedule, rate 0.1, momentum 0.9 and w
 released. Decided here, after what others do with these data:
 
 - 90 epochs of batches of 256, crops of random area and shape with flips, for ImageNet-LT with colour jitter too.
-- Radius 1, and a pair with its control at 0.1.
+- Radius 1.
 - Pictures are kept as squares of 224 pixels, from which crops are taken, and are tested whole. Others crop from the
   whole picture, and test the inner 224 of 256 pixels.
 """
 
 from __future__ import annotations
 
-from maxsep.lab.recipes.cifar import SGD, seeds
-from maxsep.lab.recipes.recipe import Block, Method, Recipe
+from maxsep.lab.recipes.cifar import PAIR, SGD, seeds
+from maxsep.lab.recipes.recipe import Block, Recipe
 
 _SHARED = SGD.replace(normalisation="imagenet", epochs=90, batch_size=256)
 _AUGMENTATION = {"imagenet_lt": "resized_crop_flip_jitter", "imagenet": "resized_crop_flip"}
 
 IMAGENET = Recipe(
     name="imagenet",
-    about="Table on ImageNet: "
-    "does the matrix help with a thousand classes of photographs, and by more than its radius does?",
+    about="Table on ImageNet: does the matrix help with a thousand classes of photographs?",
     blocks=(
         Block(
             settings=tuple(
@@ -28,12 +27,7 @@ IMAGENET = Recipe(
                 for network in ("resnet50", "resnet152")
                 for dataset, augmentation in _AUGMENTATION.items()
             ),
-            methods=(
-                Method(head="plain"),
-                Method(head="maxsep"),
-                Method(head="control", radius=0.1),
-                Method(head="maxsep", radius=0.1),
-            ),
+            arms=PAIR,
         ),
     ),
     seeds=seeds(3),

@@ -1,4 +1,4 @@
-"""The numbers of the paper and of others (paper.csv), and which of them a run answers."""
+"""Read the numbers of the paper and of others (paper.csv), and find those that a run answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Key = tuple[str, str, str, str, float]
 
 
 @dataclass(frozen=True)
-class Cell:
+class PaperNumber:
     """One published number: percent, or a plain number for the angular Fisher score."""
 
     table: str
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def key(self) -> Key:
-        """What a run must have in common with the cell."""
+        """The fields that a run must share with the number."""
         return self.dataset, self.network, self.method, self.head, self.imbalance
 
     @property
@@ -59,16 +59,12 @@ class Cell:
 
 
 @functools.cache
-def cells() -> tuple[Cell, ...]:
-    """Read every number of paper.csv.
-
-    >>> len(cells()), sum(cell.table in TABLES for cell in cells())
-    (204, 156)
-    """
+def cells() -> tuple[PaperNumber, ...]:
+    """Read every number of paper.csv."""
     text = resources.files(__package__).joinpath("paper.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
     return tuple(
-        Cell(
+        PaperNumber(
             row["table"], row["dataset"], row["network"], row["method"], row["head"], float(row["imbalance"]),
             row["metric"], float(row["value"]), float(row["std"]) if row["std"] else None, row["note"],
         )
@@ -76,15 +72,11 @@ def cells() -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def cell(spec: RunSpec) -> tuple[Cell, ...]:
+def cell(spec: RunSpec) -> tuple[PaperNumber, ...]:
     """Return all numbers of the paper that a run answers, in the order of paper.csv; none if it answers none.
 
     A run answers a number if it differs from the run of the recipe in seed, subset, order of the images, precision,
     epochs and limits alone; `departures` names those that make it another experiment.
-
-    >>> run = recipes.get("table1").specs(1, only="dataset=cifar10,imbalance=0.01,network=resnet34")[0]
-    >>> [(number.table, number.value) for number in cell(run)][:2]
-    [('Table 1', 56.98), ('Table 1 over five runs', 56.5)]
     """
     key = _key(spec)
     return () if key is None or _neutral(spec) not in _protocols() else _index().get(key, ())
@@ -95,32 +87,29 @@ def departures(spec: RunSpec) -> tuple[str, ...]:
     wanted = _protocols().get(_neutral(spec))
     if wanted is None:
         return ()
-    told = []
+    notes = []
     for ours, paper in ((spec, wanted), (spec.start_from, wanted.start_from)):
         if ours is not None and paper is not None and ours.epochs != paper.epochs:
-            told.append(f"The paper trains {paper.epochs} epochs, these runs {ours.epochs}: not the same experiment.")
+            notes.append(f"The paper trains {paper.epochs} epochs, these runs {ours.epochs}: not the same experiment.")
     if spec.max_train is not None or spec.max_test is not None:
-        told.append("These runs read a part of the data: not the same experiment.")
-    return tuple(told)
+        notes.append("These runs read a part of the data: not the same experiment.")
+    return tuple(notes)
 
 
-def published(dataset: str, network: str, imbalance: float) -> tuple[Cell, ...]:
+def published(dataset: str, network: str, imbalance: float) -> tuple[PaperNumber, ...]:
     """Return what other authors published for long-tailed data; the note names the augmentation.
 
     They used other draws of the long-tailed subset than the runs here, and mostly one seed.
-
-    >>> [number.value for number in published("cifar10", "resnet32", 0.01)]
-    [70.4, 77.0, 77.7, 84.3]
     """
     others = [number for number in cells() if number.table not in (*TABLES, FIVE_RUNS)]
     return tuple(n for n in others if (n.dataset, n.network, n.imbalance) == (dataset, network, imbalance))
 
 
-def best_of_table1(spec: RunSpec) -> Cell | None:
+def best_of_table1(spec: RunSpec) -> PaperNumber | None:
     """Return the higher of the paper's two numbers for a run's dataset, network and imbalance."""
     place = spec.dataset, spec.network, spec.imbalance
-    found = [n for n in cells() if n.table == "Table 1" and (n.dataset, n.network, n.imbalance) == place]
-    return max(found, key=lambda number: number.value, default=None)
+    candidates = [n for n in cells() if n.table == "Table 1" and (n.dataset, n.network, n.imbalance) == place]
+    return max(candidates, key=lambda number: number.value, default=None)
 
 
 def _key(spec: RunSpec) -> Key | None:
@@ -143,7 +132,7 @@ def _key(spec: RunSpec) -> Key | None:
 
 
 @functools.cache
-def _index() -> dict[Key, tuple[Cell, ...]]:
+def _index() -> dict[Key, tuple[PaperNumber, ...]]:
     keys = dict.fromkeys(number.key for number in cells())
     known = [number for number in cells() if number.table in (*TABLES, FIVE_RUNS)]
     return {key: tuple(number for number in known if number.key == key) for key in keys}
@@ -151,14 +140,14 @@ def _index() -> dict[Key, tuple[Cell, ...]]:
 
 @functools.cache
 def _protocols() -> dict[RunSpec, RunSpec]:
-    """The runs of all recipes that answer numbers of the paper, by what they share with any repetition."""
+    """Map what all repetitions of a run share to the run of the recipe, for all recipes that answer numbers."""
     runs = [spec for name in dict.fromkeys(TABLES.values()) for spec in recipes.get(name).specs(1)]
     return {_neutral(spec): spec for spec in reversed(runs)}
 
 
 @functools.cache
 def _neutral(spec: RunSpec) -> RunSpec:
-    """A run without what may differ between repetitions and lengths; a stage keeps what it starts from."""
+    """Remove from a run all that repetitions and lengths may change, also from the run that it starts from."""
     loss = tuple((key, 0 if key == "reweight_from" else value) for key, value in spec.loss_options)
     schedule = tuple((key, 0 if key == "every" else value) for key, value in spec.schedule_options)
     first = None if spec.start_from is None else _neutral(spec.start_from)
@@ -168,7 +157,7 @@ def _neutral(spec: RunSpec) -> RunSpec:
     )  # fmt: skip
 
 
-def best_cell(numbers: Sequence[Cell], metric: str) -> tuple[Cell | None, Cell | None]:
+def best_cell(numbers: Sequence[PaperNumber], metric: str) -> tuple[PaperNumber | None, PaperNumber | None]:
     """Split the numbers of a metric into the printed one and the mean over five runs."""
     printed = next((n for n in numbers if n.metric == metric and n.table != FIVE_RUNS), None)
     return printed, next((n for n in numbers if n.metric == metric and n.table == FIVE_RUNS), None)

@@ -1,4 +1,4 @@
-"""What a recipe is: settings and methods of one table or figure, from which its runs follow."""
+"""Define recipes: the settings and arms of one table or figure, from which its runs follow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(RunSpec))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """One method of a comparison: a head, its loss, and any other fields of the spec that it changes.
+class Arm:
+    """An arm of a comparison: a head, its loss, and any other fields of the spec that it changes.
 
-    >>> Method(head="maxsep", radius=0.1).on(RunSpec(network="resnet34")).radius
+    >>> Arm(head="maxsep", radius=0.1).on(RunSpec(network="resnet34")).radius
     0.1
     """
 
@@ -36,20 +36,20 @@ class Method:
         return {name: getattr(self, name) for name in _METHOD_FIELDS} | dict(self.changes)
 
     def on(self, setting: RunSpec) -> RunSpec:
-        """Return the run of this method in a setting."""
+        """Return the run of this arm in a setting."""
         return setting.replace(**self._fields)
 
     def matches(self, spec: RunSpec) -> bool:
-        """Whether a run has this method."""
+        """Return whether a run has this arm."""
         return all(getattr(spec, name) == value for name, value in self._fields.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Settings that share their methods: every method runs in every setting, with `seeds` or the recipe's own."""
+    """Settings that share their arms: every arm runs in every setting, with `seeds` or the recipe's own."""
 
     settings: tuple[RunSpec, ...]
-    methods: tuple[Method, ...]
+    arms: tuple[Arm, ...]
     seeds: tuple[int, ...] = ()
 
 
@@ -60,7 +60,7 @@ class After(Protocol):
         """Raise if something is missing that the step will need."""
 
     def is_done(self, run: Run) -> bool:
-        """Whether a finished run has what the step adds."""
+        """Return whether a finished run has what the step adds."""
 
     def __call__(self, run: Run, *, data_root: str | Path | None, device: str) -> str:
         """Take the step for a finished run; return a sentence about what could not be done, or nothing."""
@@ -92,26 +92,19 @@ class Recipe:
         max_train: int | None = None,
         max_test: int | None = None,
     ) -> list[RunSpec]:
-        """List the runs, without those of `follow_up`.
+        """List the runs, without those of `follow_up`. The seed is the slowest index: work cut short leaves pairs.
 
-        The seed is the slowest index and the method the fastest: whenever the work is cut short, the finished runs can
-        be compared in pairs.
-
-        Args:
-            seeds: How many seeds, or which; all of the recipe's own by default.
-            epochs: Another number of epochs; steps of the schedule and of the loss are stretched with it. A second
-                stage, short as it is, is only cut.
-            only: Keep the runs that `select` selects; no match is a ValueError.
-            precision: Of all runs whose method names none; `32-true` by default.
-            max_train: Keep at most this many training images (a smoke run, not a result).
-            max_test: Keep at most this many test images.
+        `seeds` says how many, or which; by default the recipe's own. With another number of `epochs`, steps of schedule
+        and loss are stretched; a second stage, short as it is, is only cut. `only` is an expression of `select`; no
+        match is a ValueError. `precision` is that of all runs whose arm names none. `max_train` and `max_test` keep
+        at most so many images: a smoke run, not a result.
         """
         limits = {"max_train": max_train, "max_test": max_test}
         changes = {name: value for name, value in limits.items() if value is not None}
         pinned = {} if precision is None else {"precision": precision}
         specs = []
-        for seed, setting, method in self._cells(self.choose_seeds(seeds)):
-            spec = method.on(setting.replace(seed=seed, **pinned)).replace(**changes)
+        for seed, setting, arm in self._cells(self.choose_seeds(seeds)):
+            spec = arm.on(setting.replace(seed=seed, **pinned)).replace(**changes)
             spec = spec.replace(subset_seed=self.subset_seed(spec))
             specs.append(spec if epochs is None else _with_epochs(spec, epochs))
         selected = {spec.name: spec for spec in select(specs, only)}
@@ -129,12 +122,12 @@ class Recipe:
             raise ValueError(f"seeds must be at least one, got {seeds!r}.")
         return chosen
 
-    def _cells(self, seeds: Sequence[int]) -> Iterator[tuple[int, RunSpec, Method]]:
+    def _cells(self, seeds: Sequence[int]) -> Iterator[tuple[int, RunSpec, Arm]]:
         for number, seed in enumerate(seeds):
             for block in self.blocks:
                 if number < len(block.seeds or seeds):
                     own_seed = block.seeds[number] if block.seeds else seed
-                    yield from ((own_seed, setting, method) for setting in block.settings for method in block.methods)
+                    yield from ((own_seed, setting, arm) for setting in block.settings for arm in block.arms)
 
 
 def select(specs: Sequence[RunSpec], only: str | None) -> list[RunSpec]:

@@ -1,4 +1,4 @@
-"""What a method is, and which baseline and control it is compared with."""
+"""Define a method, and the baseline and control that it is compared with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ HEADS = {
     "cosine": ("cosine", "Logits are cosines with trained vectors: LDAM's head, and the baseline of those below."),
     "cosine_maxsep": ("maxsep after cosines", "The matrix behind a cosine layer; its control is cosine."),
     "centred_cosine": ("centred cosine", "A linear head with centred and normalised logits."),
-    "maxsep_cosine": ("cosines with maxsep's columns", "Its control is centred cosine."),
+    "maxsep_cosine": ("cosines with maxsep's columns", "Logits are cosines with the columns of the matrix; its control "
+                      "is centred cosine."),
 }  # fmt: skip
 """Labels of the heads and what they are, in the order of tables."""
 _COSINE_CONTROLS = {
@@ -41,7 +42,7 @@ _OWN_LOSSES = ("squared_cosine",)
 
 
 class Method(NamedTuple):
-    """What differs between the rows of a comparison: head, radius and loss."""
+    """A row of a comparison: head, radius and loss."""
 
     head: str
     radius: float = 1.0
@@ -51,7 +52,7 @@ class Method(NamedTuple):
 
     @classmethod
     def of(cls, spec: RunSpec) -> Method:
-        """The method of a run; `scaled` at radius 1 computes what `plain` computes and is listed as such."""
+        """Return the method of a run; `scaled` at radius 1 computes what `plain` computes and is listed as such."""
         head = "plain" if (spec.head, spec.radius, spec.head_options) == ("scaled", 1.0, ()) else spec.head
         order = () if spec.class_order is None else (("class_order", spec.class_order),)
         loss = dict(spec.loss_options)
@@ -61,22 +62,14 @@ class Method(NamedTuple):
 
     @property
     def baseline(self) -> Method:
-        """The linear head with the same loss; `cosine` for heads on directions.
-
-        >>> Method("maxsep", 0.1).baseline.head, Method("maxsep_cosine", loss="ldam").baseline.head
-        ('plain', 'cosine')
-        """
+        """The linear head with the same loss; `cosine` for heads on directions."""
         if self.head in _COSINE_CONTROLS:
             return Method("cosine", 1.0, (), self.loss, self.loss_options)
         return USUAL if self.loss in _OWN_LOSSES else Method("plain", 1.0, (), self.loss, self.loss_options)
 
     @property
     def controls(self) -> tuple[Method, ...]:
-        """The controls of a method, the best first: the exact one, `scaled`, and at radius 1 the linear head.
-
-        >>> [method.head for method in Method("maxsep", 0.1).controls]
-        ['control', 'scaled']
-        """
+        """The controls of a method, the best first: the exact one, `scaled`, and at radius 1 the linear head."""
         if self.head in BASELINES:
             return ()
         if self.head in _COSINE_CONTROLS:
@@ -86,7 +79,7 @@ class Method(NamedTuple):
 
     @property
     def brings_loss(self) -> bool:
-        """Whether it stands for its loss: a baseline with another loss than cross-entropy."""
+        """Return whether it stands for its loss: a baseline with another loss than cross-entropy."""
         return self == self.baseline and self != USUAL and (self.head == "plain" or self.loss != USUAL.loss)
 
     @property
@@ -103,7 +96,7 @@ USUAL = Method("plain")
 
 
 def several_losses(methods: Iterable[Method]) -> bool:
-    """Whether a head appears with cross-entropy and with another loss, so that its name must say which."""
+    """Return whether a head appears with cross-entropy and with another loss, so that its name must say which."""
     known = set(methods)
     usual = {method.head for method in known if method.loss == "cross_entropy"}
     others = [method for method in known if method.loss != "cross_entropy"]

@@ -1,4 +1,4 @@
-"""The words for data, networks, heads and settings on every page."""
+"""Name data, networks, heads and settings, in the same words on every page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from maxsep.lab.data import Dataset
 from maxsep.lab.report.controls import HEADS, Method
+from maxsep.lab.report.statistics import plural
 from maxsep.lab.spec import RunSpec
+from maxsep.packages import printable
 
 NETWORKS = {
     **{"resnet34": "ResNet", "convnet": "ConvNet", "resnet32": "ResNet-32", "mlp": "MLP"},
@@ -33,6 +35,7 @@ _QUIET = (
 _OF_OPTIMISER = ("learning_rate", "momentum", "nesterov", "weight_decay")
 _OF_STAGE = ("sampler", "epochs", "start_from", "backbone", "logit_scaling", "head_rate", "learning_rate")
 _AUGMENTATIONS = {
+    "none": "no augmentation",
     "crop_flip": "crop and flip",
     "crop_flip_rotate": "crop, flip and rotation",
     "crop_flip_auto_cutout": "crop, flip, AutoAugment and cutout",
@@ -42,28 +45,28 @@ _AUGMENTATIONS = {
 
 
 def dataset_label(name: str) -> str:
-    """A dataset's name as people write it, an open-set benchmark without its split.
+    """Write a dataset's name as people do, an open-set benchmark without its split.
 
     >>> dataset_label("cifar10"), dataset_label("osr_cifar+_0")
     ('CIFAR-10', 'CIFAR+')
     """
     dataset = Dataset.parse(name)
-    return dataset.open_set.label if dataset.open_set else dataset.label
+    return printable(dataset.open_set.label if dataset.open_set else dataset.label)
 
 
 def open_set(dataset: str) -> tuple[str, int] | None:
-    """The benchmark and split of an open-set dataset; None for all others."""
+    """Return the benchmark and split of an open-set dataset; None for all others."""
     split = Dataset.parse(dataset).open_set
     return None if split is None else (split.benchmark, split.split)
 
 
 def network_label(name: str) -> str:
-    """A network's name as the paper's tables have it."""
+    """Return a network's name as the paper's tables have it."""
     return NETWORKS.get(name, name)
 
 
 def method_label(method: Method, with_loss: bool = False) -> str:
-    """A method's head and radius, its options, and its loss unless that is cross-entropy.
+    """Write a method's head and radius, its options, and its loss unless that is cross-entropy.
 
     >>> method_label(Method("scaled", 0.1)), method_label(Method("plain"), with_loss=True)
     ('linear × 0.1, not centred', 'linear (cross-entropy)')
@@ -82,12 +85,8 @@ def method_label(method: Method, with_loss: bool = False) -> str:
 
 
 def differences(specs: Sequence[RunSpec]) -> list[str]:
-    """Say for each setting in which other fields (epochs, precision, ...) it differs from the others.
-
-    >>> differences([RunSpec(epochs=20), RunSpec(epochs=40)])
-    ['20 epochs', '40 epochs']
-    """
-    told = []
+    """Say for each setting in which other fields (epochs, precision, ...) it differs from the others."""
+    labels = []
     settings = {(spec.optimiser, *(getattr(spec, name) for name in _OF_OPTIMISER)) for spec in specs}
     follow = len(settings) == len({spec.optimiser for spec in specs}) > 1  # the optimiser's name says its settings
     for spec in specs:
@@ -98,15 +97,23 @@ def differences(specs: Sequence[RunSpec]) -> list[str]:
             varies = len({getattr(peer, name) for peer in peers}) > 1
             if varies and name not in _QUIET and not (follow and name in _OF_OPTIMISER):
                 words.append(_field(name, getattr(spec, name)))
-        told.append(", ".join(filter(None, words)))
-    return told
+        warmup = dict(spec.schedule_options).get("warmup")
+        if warmup and any(dict(peer.schedule_options).get("warmup") != warmup for peer in alike):
+            words.append(f"warm-up of {plural(warmup, 'epoch')}")
+        labels.append(", ".join(filter(None, words)))
+    return labels
+
+
+def augmentation_label(name: str) -> str:
+    """Say an augmentation in words."""
+    return _AUGMENTATIONS.get(name, f"augmentation {name}")
 
 
 def _field(name: str, value: object) -> str:
     """Say a field and its value: 200 epochs."""
     word = name.replace("_", " ").replace("nesterov", "Nesterov")
     if name == "augmentation":
-        return _AUGMENTATIONS.get(str(value), f"augmentation {value}")
+        return augmentation_label(str(value))
     if name == "data_order":
         return "" if value else "earlier draw of the subset"
     if name == "epochs":

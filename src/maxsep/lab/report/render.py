@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from maxsep.files import read_json
-from maxsep.lab.report import provenance, sections, summary
-from maxsep.lab.report.rows import Row, Setting, settings_of, tidy, to_csv
+from maxsep.files import read_json, replace_file
+from maxsep.lab.report import provenance, sections, stability, summary
+from maxsep.lab.report.rows import Measurement, Setting, settings_of, tidy, to_csv
 from maxsep.lab.report.runs import Collection, collect
 from maxsep.lab.report.sections import ONCE, Section
+from maxsep.lab.report.svg import COLOURS
 from maxsep.packages import load_package
 
 TITLE = "Maximum class separation: results"
@@ -28,19 +29,23 @@ class Report:
     headline: str
     sentences: tuple[str, ...]
     sections: tuple[Section, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
     collection: Collection
-    commands: tuple[str, ...]
     data: dict[str, Any]
     """Numbers for machines."""
     generated: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
     @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands that trained the runs."""
+        return provenance.commands(self.collection.runs)
+
+    @property
     def provenance(self) -> dict[str, tuple[tuple[str, str], ...]]:
-        """What was run, on what, and the words of the page."""
+        """List what was run, on what, and the words of the page."""
         runs = self.collection.runs
         parts = {"facts": provenance.facts(self.collection), "environment": provenance.environment(runs)}
-        return parts | {"definitions": provenance.definitions(runs)}
+        return parts | {"definitions": provenance.definitions(runs, "\n".join(self._body))}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; values in `results` are fractions, in tables percent."""
@@ -58,9 +63,22 @@ class Report:
         }
 
     def to_markdown(self) -> str:
-        """The page as Markdown; figures are links to files."""
-        told = self.provenance
+        """Write the page as Markdown; figures are links to files."""
+        about = self.provenance
         parts = [f"# {self.title}", f"*{self.generated}*", f"## {self.headline}", _list(self.sentences), ONCE]
+        parts += self._body
+        problems = [f"`{problem.label}` ({problem.kind}): {problem.reason}" for problem in self.collection.problems]
+        parts += ["## Folders without a result", _list(problems)] if problems else []
+        facts = [f"{name}: {value}" for name, value in (*about["facts"], *about["environment"])]
+        parts += ["## Runs, machines, commands", _list([*facts, *(f"`{line}`" for line in self.commands)])]
+        words = [f"**{name.strip()}**: {value}" for name, value in about["definitions"]]
+        parts += ["Every number of every run is in `runs.csv`.", *(["## Definitions", _list(words)] if words else [])]
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    @property
+    def _body(self) -> list[str]:
+        """The sections as Markdown."""
+        parts = []
         for section in self.sections:
             parts += [f"## {section.title}", *section.text]
             for table in section.tables:
@@ -69,60 +87,47 @@ class Report:
             for figure in section.figures:
                 parts += [f"![{figure.alt}](figures/{figure.id}.svg)", figure.caption]
             parts += section.after
-        problems = [f"`{problem.label}` ({problem.kind}): {problem.reason}" for problem in self.collection.problems]
-        parts += ["## Folders without a result", _list(problems)] if problems else []
-        facts = [f"{name}: {value}" for name, value in (*told["facts"], *told["environment"])]
-        parts += ["## Runs, machines, commands", _list([*facts, *(f"`{line}`" for line in self.commands)])]
-        parts += ["Every number of every run is in `runs.csv`.", "## Definitions"]
-        parts.append(_list([f"**{name.strip()}**: {value}" for name, value in told["definitions"]]))
-        return "\n\n".join(filter(None, parts)) + "\n"
+        return parts
 
     def to_html(self) -> str:
         """The page, which needs no other file."""
         jinja = load_package("jinja2", "lab")
         options = {"undefined": jinja.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "autoescape": True}
         template = jinja.Environment(loader=jinja.FileSystemLoader(_HERE), **options).get_template("page.html.j2")
-        style = (_HERE / "page.css").read_text(encoding="utf-8")
+        style = COLOURS + (_HERE / "page.css").read_text(encoding="utf-8")
         return str(template.render(report=self, once=ONCE, style=style, **self.provenance))
 
 
-def write_report(
-    folders: str | Path | Sequence[str | Path], out: str | Path, *, title: str = TITLE, commands: Sequence[str] = ()
-) -> Path:
-    """Read run folders and write `report.html`, `report.md`, `report.json`, `runs.csv` and `figures/`.
+def write_report(folders: str | Path | Sequence[str | Path], out: str | Path, *, title: str = TITLE) -> Path:
+    """Read run folders, or folders of these; write `report.html`, `report.md`, `report.json`, `runs.csv`, `figures/`.
 
-    Args:
-        folders: A run folder, a folder that holds run folders, or several of these.
-        out: The folder to write to; made if need be.
-        title: The page's title.
-        commands: The command lines that trained the runs; by default those that the records hold.
-
-    Returns:
-        The path of `report.html`.
+    Returns the path of `report.html`.
     """
     folders = [folders] if isinstance(folders, str | Path) else list(folders)
-    collection, places = collect(*folders), [str(folder) for folder in folders]
+    collection = collect(*folders)
     if not collection.runs and not collection.problems:
-        raise ValueError(f"there are no runs in {', '.join(places)}. Train some first.")
-    return write(build(collection, title, commands or provenance.commands(collection.runs, places)), out)
+        raise ValueError(f"there are no runs in {', '.join(map(str, folders))}. Train some first.")
+    return write(build(collection, title), out)
 
 
-def build(collection: Collection, title: str = TITLE, commands: Sequence[str] = ()) -> Report:
+def build(collection: Collection, title: str = TITLE) -> Report:
     """Work out everything a report says."""
     rows = tidy(collection)
     settings = settings_of(rows)
     test = [setting for setting in settings if setting.spec.validation == 0]
     numbers, cells = summary.coverage(test), summary.gains(test)
+    explained = stability.explanations(stability.cells_of([s for s in test if s.unit == "seed"]))
+    headline, *others = [*explained, summary.headline(test)] if settings else ["No run is finished."]
     return Report(
-        title, summary.headline(test) if settings else "No run is finished.",
-        tuple(summary.sentences(test, numbers, cells)), tuple(sections.build(settings)), tuple(rows), collection,
-        tuple(commands), summary.to_dict(numbers, cells) | {"results": [r for s in settings for r in results(s)]},
+        title, headline, (*others, *summary.sentences(test, numbers, cells)),
+        tuple(sections.build(settings)), tuple(rows), collection,
+        summary.to_dict(numbers, cells) | {"results": [r for s in settings for r in results(s)]},
     )  # fmt: skip
 
 
 def results(setting: Setting, metric: str = "top1") -> list[dict[str, Any]]:
-    """A metric of every method of a setting with its comparisons, for machines."""
-    found = []
+    """List a metric of every method of a setting with its comparisons, for machines."""
+    entries = []
     for method in setting.methods:
         values, ours, reached = setting.values(method, metric), setting.summary(method, metric), setting.reached(method)
         differences = {
@@ -142,8 +147,8 @@ def results(setting: Setting, metric: str = "top1") -> list[dict[str, Any]]:
             "paper": {cell.table: cell.value for cell in setting.cells(method) if cell.metric == "top1"},
             "reached": reached.agreement if reached else "",
         }
-        found.append(entry | {name: d.to_dict() if d else None for name, d in differences.items()})
-    return found
+        entries.append(entry | {name: d.to_dict() if d else None for name, d in differences.items()})
+    return entries
 
 
 def write(report: Report, out: str | Path) -> Path:
@@ -157,15 +162,15 @@ def write(report: Report, out: str | Path) -> Path:
     files |= {"report.md": report.to_markdown(), "report.html": report.to_html(), "runs.csv": to_csv(report.rows)}
     files["report.json"] = json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n"
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        replace_file(folder / name, text.encode())
     return folder / "report.html"
 
 
 def _former_figures(former: Path) -> set[str]:
-    """The figures that an earlier report says it wrote: nothing else in the folder is ours to remove."""
+    """List the figures that an earlier report says it wrote: nothing else in the folder is ours to remove."""
     try:
-        found = read_json(former)["figures"]
-        return {name for name in found if Path(name).name == name and name.endswith(".svg")}
+        names = read_json(former)["figures"]
+        return {name for name in names if Path(name).name == name and name.endswith(".svg")}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 

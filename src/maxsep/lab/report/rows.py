@@ -1,4 +1,4 @@
-"""The tidy table: one row per run and metric, and the settings in which methods are compared."""
+"""Make the tidy table, one row per run and metric, and the settings in which methods are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maxsep.lab.reference import UNEQUAL
 from maxsep.lab.report import names
 from maxsep.lab.report.controls import MATRIX_HEADS, USUAL, Method, several_losses
 from maxsep.lab.report.runs import Collection
-from maxsep.lab.report.statistics import Difference, Summary
+from maxsep.lab.report.statistics import Difference, MeanInterval
 from maxsep.lab.run import Run
 from maxsep.lab.spec import ORDERED, RunSpec
 
@@ -35,7 +35,7 @@ Repetition = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One number of one run."""
 
     run: Run
@@ -50,11 +50,13 @@ class Setting:
     """Runs that differ in method and repetition alone, and so may be compared."""
 
     spec: RunSpec
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
     subset: str = ""
-    """Which draws of the long-tailed subset these are, if they are not one for every seed."""
+    """The draws of the long-tailed subset, if they are not one for every seed."""
     distinction: str = ""
     """The other fields in which it differs from settings of the same dataset, network and imbalance."""
+    untrained: dict[Method, list[str]] = field(default_factory=dict)
+    """Methods that did not train, and why: nothing is compared with them."""
 
     def __post_init__(self) -> None:
         """Index the rows."""
@@ -67,12 +69,12 @@ class Setting:
 
     @property
     def earlier_draw(self) -> bool:
-        """Whether its long-tailed subset comes from images in an unofficial order: shown, not counted."""
+        """Return whether its long-tailed subset comes from images in an unofficial order: shown, not counted."""
         return is_earlier_draw(self.spec)
 
     @property
     def unit(self) -> str:
-        """What a repetition is called."""
+        """Name a repetition: seed or split."""
         return "split" if names.open_set(self.spec.dataset) else "seed"
 
     @property
@@ -83,8 +85,19 @@ class Setting:
 
     @property
     def is_tailed(self) -> bool:
-        """Whether some classes are rare."""
+        """Return whether some classes are rare."""
         return self.spec.imbalance < 1 or max(self.counts, default=0) > UNEQUAL * min(self.counts, default=0)
+
+    @property
+    def has_unequal_test(self) -> bool:
+        """Return whether accuracy and mean over classes differ: not where classes have as many test images."""
+        pairs = [(self.values(method), self.values(method, "balanced")) for method in self.methods]
+        return any(abs(top1[key] - mean[key]) > 1e-6 for top1, mean in pairs for key in top1.keys() & mean.keys())
+
+    @property
+    def metric(self) -> str:
+        """Choose what methods are compared by: the accuracy, or its mean over classes where these are unequal."""
+        return "balanced" if self.is_tailed and self.has_unequal_test else "top1"
 
     @property
     def title(self) -> str:
@@ -100,44 +113,45 @@ class Setting:
         return " · ".join(filter(None, (words, self.distinction, self.subset)))
 
     def name(self, method: Method) -> str:
-        """A method's label, with the loss where methods of several losses are compared."""
+        """Write a method's label, with the loss where methods of several losses are compared."""
         return names.method_label(method, several_losses(self.methods))
 
     def values(self, method: Method, metric: str = "top1") -> dict[Repetition, float]:
-        """A metric by repetition."""
+        """Return a metric by repetition."""
         return self._values.get((method, metric), {})
 
-    def summary(self, method: Method, metric: str = "top1") -> Summary | None:
-        """Mean and interval of a metric."""
+    def summary(self, method: Method, metric: str = "top1") -> MeanInterval | None:
+        """Return mean and interval of a metric."""
         values = self.values(method, metric)
-        return Summary.of(list(values.values())) if values else None
+        return MeanInterval.of(list(values.values())) if values else None
 
     def difference(self, method: Method, other: Method | None, metric: str = "top1") -> Difference | None:
-        """The paired difference of two methods."""
+        """Return the paired difference of two methods."""
         if other is None or other == method:
             return None
         lower = metric.split()[-1] in LOWER_IS_BETTER
         return Difference.paired(self.values(method, metric), self.values(other, metric), self.unit, lower)
 
     def baseline(self, method: Method) -> Method | None:
-        """The baseline of a method, if it was run; a baseline of another loss is compared with cross-entropy."""
+        """Return the baseline of a method, if it was run; a baseline of another loss is compared with cross-entropy."""
         wanted = USUAL if method.brings_loss else method.baseline
-        return wanted if wanted in self.runs and wanted != method else None
+        return wanted if wanted in self.runs and wanted != method and wanted not in self.untrained else None
 
     def control(self, method: Method) -> Method | None:
-        """The best control of a method that was run."""
-        return next((control for control in method.controls if control in self.runs), None)
+        """Return the best control of a method that was run."""
+        usable = (control for control in method.controls if control in self.runs and control not in self.untrained)
+        return next(usable, None)
 
     def spec_of(self, method: Method) -> RunSpec:
-        """The spec of a method's first run."""
+        """Return the spec of a method's first run."""
         return next(iter(self.runs[method].values())).spec
 
-    def cells(self, method: Method) -> tuple[paper.Cell, ...]:
-        """The numbers of the paper that a method answers."""
+    def cells(self, method: Method) -> tuple[paper.PaperNumber, ...]:
+        """Return the numbers of the paper that a method answers."""
         return paper.cell(self.spec_of(method))
 
     def reached(self, method: Method, metric: str = "top1") -> Difference | None:
-        """Ours against the paper's number: its mean over five runs where it prints one."""
+        """Compare ours with the paper's number: its mean over five runs where it prints one."""
         printed, bar = paper.best_cell(self.cells(method), metric)
         values, number = list(self.values(method, metric).values()), bar or printed
         if number is None or not values:
@@ -147,22 +161,22 @@ class Setting:
 
 
 def is_earlier_draw(spec: RunSpec) -> bool:
-    """Whether a run's long-tailed subset comes from images in an unofficial order."""
+    """Return whether a run's long-tailed subset comes from images in an unofficial order."""
     return spec.dataset in ORDERED and spec.imbalance < 1 and spec.data_order != "official"
 
 
-def tidy(collection: Collection) -> list[Row]:
+def tidy(collection: Collection) -> list[Measurement]:
     """Return one row for each number of each run; groups of classes are metrics, too."""
     rows = []
     for run in collection.runs:
         method, repetition = Method.of(run.spec), (run.spec.seed, (names.open_set(run.spec.dataset) or ("", 0))[1])
         numbers = collection.values[run.spec.name] | _by_frequency(run.metrics)
-        rows += [Row(run, method, repetition, metric, value) for metric, value in numbers.items()]
+        rows += [Measurement(run, method, repetition, metric, value) for metric, value in numbers.items()]
     return rows
 
 
 def _by_frequency(metrics: dict[str, Any]) -> dict[str, float]:
-    """The mean accuracy of the classes with many, a medium number of, and few training images."""
+    """Return the mean accuracy of the classes with many, a medium number of, and few training images."""
     per_class, counts = metrics.get("per_class") or [], metrics.get("class_counts") or []
     if not counts or len(per_class) != len(counts):
         return {}
@@ -170,24 +184,24 @@ def _by_frequency(metrics: dict[str, Any]) -> dict[str, float]:
     return {k: v for k, v in accuracy_by_shot(known, counts, many=MANY, few=FEW).items() if v is not None}
 
 
-def settings_of(rows: Sequence[Row]) -> list[Setting]:
+def settings_of(rows: Sequence[Measurement]) -> list[Setting]:
     """Group rows into settings, in the order of dataset, network and falling balance."""
-    groups: dict[RunSpec, list[Row]] = {}
+    groups: dict[RunSpec, list[Measurement]] = {}
     for row in sorted(rows, key=lambda row: row.run.spec.data_order):  # of two orders of full data the official wins
         base = _base(row.run.spec)
         groups.setdefault(base.replace(learning_rate=1.0) if base.optimiser == "adamw" else base, []).append(row)
     parts = [part for base, group in groups.items() for part in _by_rate(base, group)]
-    found = [Setting(base, rows, subset) for base, part in parts for subset, rows in _by_subset(part).items()]
+    settings = [Setting(base, rows, subset) for base, part in parts for subset, rows in _by_subset(part).items()]
     alike: dict[object, list[Setting]] = {}
-    for setting in found:
+    for setting in settings:
         alike.setdefault((setting.title, setting.spec.imbalance, setting.spec.validation > 0), []).append(setting)
     for peers in alike.values():
         for setting, words in zip(peers, names.differences([peer.spec for peer in peers]), strict=True):
             setting.distinction = words
-    return sorted(found, key=_order)
+    return sorted(settings, key=_order)
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[Measurement]) -> str:
     """Write the tidy table as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -210,7 +224,7 @@ def matrix_methods(setting: Setting) -> Iterator[tuple[Method, Method | None, Me
 
 
 def _base(spec: RunSpec) -> RunSpec:
-    """What runs of one setting share: neither method nor repetition; on full data the order is a shuffle."""
+    """Remove method and repetition from a spec: runs of one setting share the rest. On full data order is a shuffle."""
     split = names.open_set(spec.dataset)
     return spec.replace(
         dataset=f"osr_{split[0]}_0" if split else spec.dataset, head="plain", radius=1.0, head_options=(),
@@ -219,33 +233,33 @@ def _base(spec: RunSpec) -> RunSpec:
     )  # fmt: skip
 
 
-def _by_rate(base: RunSpec, rows: Sequence[Row]) -> list[tuple[RunSpec, list[Row]]]:
+def _by_rate(base: RunSpec, rows: Sequence[Measurement]) -> list[tuple[RunSpec, list[Measurement]]]:
     """Keep rates apart if a method was run with several; under AdamW methods may have been given one each."""
     rates: dict[object, set[float]] = {}
     for row in rows:
         rates.setdefault((row.method, row.repetition), set()).add(row.run.spec.learning_rate)
-    found = sorted(set.union(*rates.values()))
+    distinct = sorted(set.union(*rates.values()))
     if max(map(len, rates.values())) == 1:
-        return [(base.replace(learning_rate=found[0]), list(rows))]
-    kept = ((rate, [row for row in rows if row.run.spec.learning_rate == rate]) for rate in found)
+        return [(base.replace(learning_rate=distinct[0]), list(rows))]
+    kept = ((rate, [row for row in rows if row.run.spec.learning_rate == rate]) for rate in distinct)
     return [(base.replace(learning_rate=rate), part) for rate, part in kept]
 
 
-def _by_subset(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _by_subset(rows: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     """Keep draws of the subset apart if a seed has several of them: each seed its own draw, or one for all."""
     draws: dict[int, set[int]] = {}
     for row in rows:
         draws.setdefault(row.run.spec.seed, set()).add(row.run.spec.subset_seed)
-    if all(len(found) == 1 for found in draws.values()):
+    if all(len(subsets) == 1 for subsets in draws.values()):
         shared = len(draws) > 1 and len(set.union(*draws.values())) == 1 and rows[0].run.spec.imbalance < 1
         return {"one subset for all seeds" if shared else "": list(rows)}
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Measurement]] = {}
     for row in rows:
         seed, subset = row.run.spec.seed, row.run.spec.subset_seed
-        own = subset == seed - FIRST_SEED
-        if own:
+        is_per_seed = subset == seed - FIRST_SEED
+        if is_per_seed:
             groups.setdefault("a subset for every seed", []).append(row)
-        if not own or any(subset in found for other, found in draws.items() if other != seed):
+        if not is_per_seed or any(subset in subsets for other, subsets in draws.items() if other != seed):
             groups.setdefault(f"subset {subset} for all seeds", []).append(row)
     return groups
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maxsep.lab.data import fingerprints_differ
 from maxsep.lab.run import Run
 from maxsep.lab.search import FOLDER
 
@@ -67,6 +68,24 @@ def collect(*folders: str | Path) -> Collection:
     return Collection(tuple(runs.values()), values, tuple(problems))
 
 
+def check_data(
+    runs: Sequence[Run], class_counts: Sequence[int] = (), num_test: int | None = None, files: str | None = None
+) -> None:
+    """Raise if runs have not seen the same images: a folder may change between calls.
+
+    The other arguments are what a run would see now, if known; `files` is the fingerprint of the pictures.
+    """
+    seen = {(tuple(run.metrics["class_counts"]), run.metrics["num_test"]) for run in runs}
+    for counts, tests in sorted(seen)[:1]:
+        seen.add((tuple(class_counts) or counts, tests if num_test is None else num_test))
+    if len(seen) > 1 or fingerprints_differ(files, *(run.metrics.get("files") for run in runs)):
+        images = "; ".join(f"{sum(counts):,} training and {tests:,} test images" for counts, tests in sorted(seen))
+        raise ValueError(
+            f"the images of {runs[0].spec.dataset} have changed since some of these runs were trained ({images}). "
+            "Name another folder with --runs to compare anew."
+        )
+
+
 def _run_folders(root: Path) -> Iterator[Path]:
     if any((root / mark).exists() for mark in _MARKS):
         yield root
@@ -76,7 +95,7 @@ def _run_folders(root: Path) -> Iterator[Path]:
 
 
 def _without_result(run: Run) -> Problem | None:
-    """The reason why a run has no result, if it has none."""
+    """Say why a run has no result, if it has none."""
     if run.state == "finished":
         return None
     if run.state == "failed":
@@ -86,7 +105,8 @@ def _without_result(run: Run) -> Problem | None:
 
 
 def _measured(run: Run) -> dict[str, float]:
-    """Every finite number of a run; the calibration error only if it is that of the probabilities of the loss."""
+    """Return every finite number of a run; the calibration error only if it is of the probabilities of the loss."""
+    run.verify()
     _ = run.history  # a damaged log is a problem of the run
     _fraction(run.metrics["top1"])
     numbers = {name: value for name, value in run.metrics.items() if type(value) in (int, float)}
@@ -106,28 +126,28 @@ def _read_files(run: Run, measured: dict[str, float]) -> Iterator[Problem]:
 
 
 def _detection(run: Run) -> dict[str, float]:
-    """Detection metrics: the mean over draws of outliers where there are draws, else of all images."""
-    found = {}
+    """Read detection metrics: the mean over draws of outliers where there are draws, else of all images."""
+    values = {}
     for outliers, content in (run.detection or {"sets": {}})["sets"].items():
         _finite([content["count"], len(content["origin"])])
         for score, numbers in content["scores"].items():
             draws = numbers.get("draws", {})
             for metric in _METRICS:
                 value = draws[metric]["mean"] if metric in draws else numbers["full"][metric]
-                found[f"{outliers} {score} {metric}"] = _fraction(value)
+                values[f"{outliers} {score} {metric}"] = _fraction(value)
         for shape in content["histograms"].values():
             _finite([*shape["edges"], *shape["known"], *shape["outside"], shape["gap"]])
             if not len(shape["edges"]) - 1 == len(shape["known"]) == len(shape["outside"]):
                 raise ValueError(f"a histogram of {outliers} has other bins than edges")
-    return found
+    return values
 
 
 def _features(run: Run) -> dict[str, float]:
     """Check that features can be drawn."""
-    for epoch, found in (run.features or {"epochs": {}})["epochs"].items():
-        if len(found["known"]) != len(found["labels"]) or not found["known"] or not found["unknown"]:
+    for epoch, points in (run.features or {"epochs": {}})["epochs"].items():
+        if len(points["known"]) != len(points["labels"]) or not points["known"] or not points["unknown"]:
             raise ValueError(f"epoch {int(epoch)} lacks points or labels")
-        _finite([value for point in (*found["known"], *found["unknown"]) for value in point])
+        _finite([value for point in (*points["known"], *points["unknown"]) for value in point])
     return {}
 
 

@@ -1,27 +1,27 @@
-"""The sections of a report, each built only if there are runs for it."""
+"""Build the sections of a report, each only if there are runs for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 from maxsep.lab.recipes import paper
-from maxsep.lab.report import figures, names, summary
+from maxsep.lab.report import figures, names, stability, summary
 from maxsep.lab.report.controls import Method
 from maxsep.lab.report.rows import FEW, MANY, Setting
 from maxsep.lab.report.svg import Figure
-from maxsep.lab.report.tables import ACCURACY, BALANCED, BEST, ECE, FISHER, TOP5, Block, Cell, Measure, Row, Table
+from maxsep.lab.report.tables import ACCURACY, BALANCED, BEST, ECE, FISHER, TOP5, Cell, Measure, Row, SettingRows, Table
 from maxsep.lab.report.tables import comparison_table as compare
 from maxsep.lab.run import Run
 
 ONCE = (
     "Accuracies are percent of the test set after the last epoch: the mean over seeds with its 95 % interval. "
     "Differences are paired over seeds, in points, with 95 % t-intervals. Better or worse: the interval excludes 0. No "
-    "difference larger than 1 point: it lies within ±1. Too few seeds: neither. About one interval in twenty excludes "
-    "0 by chance."
+    "difference larger than 1 point: it lies within ±1. Too few seeds: neither; with the number needed an interval is "
+    "about ±1. About one interval in twenty excludes 0 by chance."
 )
 SHOTS = f"Many, medium, few: classes with more than {MANY}, {FEW} to {MANY}, and fewer than {FEW} training images."
 _MOST_FIGURES = 8
@@ -35,8 +35,9 @@ _KINDS = {
     "long-tail": (
         "LDAM and MiSLAS",
         "The paper has one row with the matrix for LDAM, at margin 0.4, and does not say whether it multiplies the "
-        "cosines or takes cosines with its columns: both are here. The scripts of LDAM and MiSLAS report the best "
-        "epoch on test data; compare the paper's number with our best epoch. Claims here use the last.",
+        "cosines or takes cosines with its columns: both are here. Their baseline is LDAM's own cosine head, that "
+        "of MiSLAS the linear head. The scripts of LDAM and MiSLAS report the best epoch on test data; compare the "
+        "paper's number with our best epoch. Claims here use the last.",
     ),
     "strong": (
         "Beyond the paper: losses and augmentation for long tails",
@@ -64,9 +65,11 @@ def build(settings: Sequence[Setting]) -> list[Section]:
     """Build all sections of a report in their order, each only if there are runs for it."""
     test = [setting for setting in settings if setting.spec.validation == 0]
     closed = [setting for setting in test if setting.unit == "seed"]
-    found = (
+    sections = (
         overview(test),
+        plan(settings),
         *(accuracy(kind, [s for s in closed if kind_of(s) == kind]) for kind in _KINDS),
+        start(closed),
         held_out([setting for setting in settings if setting.spec.validation > 0]),
         outliers(closed),
         open_set([setting for setting in test if setting.unit == "split"]),
@@ -74,11 +77,11 @@ def build(settings: Sequence[Setting]) -> list[Section]:
         class_gains(closed),
         curves(closed),
     )
-    return [section for section in found if section is not None]
+    return [section for section in sections if section is not None]
 
 
 def overview(settings: Sequence[Setting]) -> Section | None:
-    """What of the paper was measured and reached; nothing for runs that the paper does not have."""
+    """Show what of the paper was measured and reached; nothing for runs that the paper does not have."""
     numbers, cells = summary.coverage(settings), summary.gains(settings)
     if not any(number.measured for number in numbers):
         return None
@@ -86,8 +89,16 @@ def overview(settings: Sequence[Setting]) -> Section | None:
     return Section("coverage", "What was reproduced", (), (summary.coverage_table(numbers),), drawn)
 
 
+def plan(settings: Sequence[Setting]) -> Section | None:
+    """Count what of the plan is finished and missing; nothing where the plan names none of the runs."""
+    table = summary.plan_table(settings)
+    text = "The runs that docs/plan.md asks for. The tables below hold finished runs only."
+    finished = any(row.cells[2].value for row in table.rows)
+    return Section("plan", "What is missing", (text,), (table,)) if finished else None
+
+
 def kind_of(setting: Setting) -> str:
-    """The section whose table shows a setting: that of the paper's number, or of recipes for long tails."""
+    """Choose the section whose table shows a setting: that of the paper's number, or of recipes for long tails."""
     tables = {cell.table for method in setting.methods for cell in setting.cells(method)}
     if tables & {"Table 1", "Optimised prototypes"}:
         return "table1"
@@ -104,20 +115,43 @@ def accuracy(kind: str, settings: Sequence[Setting]) -> Section | None:
     title, *text = _KINDS[kind]
     tables = []
     for number, (name, group) in enumerate(groupby(settings, key=lambda setting: setting.title), 1):
-        shown = list(group)
-        measures = [ACCURACY, *([BALANCED] if any(map(_has_unequal_test, shown)) else []), BEST, ECE]
-        measures += [TOP5] if shown[0].spec.dataset.startswith("imagenet") else []
-        tailed = any(setting.is_tailed for setting in shown)
+        peers = list(group)
+        measures = [ACCURACY, *([BALANCED] if any(setting.has_unequal_test for setting in peers) else [])]
+        if any(setting.metric == BALANCED.metric for setting in peers):
+            measures.reverse()
+        once = all(setting.values(m) == setting.values(m, BEST.metric) for setting in peers for m in setting.methods)
+        measures += [ECE] if once else [BEST, ECE]  # test images evaluated once have no best epoch
+        measures += [TOP5] if peers[0].spec.dataset.startswith("imagenet") else []
+        tailed = any(setting.is_tailed for setting in peers)
         blocks = []
-        for setting in shown:
-            best = paper.best_of_table1(setting.spec) if kind == "strong" else None
-            label = setting.balance + ("" if best is None else f" · the paper's best {best.value:.2f}")
-            blocks.append(Block(label, setting, tuple(measures), tailed))
-        tables.append(compare(f"{kind}-{number}", name, blocks, extra=_published(shown[0]) if kind == "strong" else []))
+        for setting in peers:
+            label = setting.balance if kind != "strong" else _with_augmentation(setting)
+            blocks.append(SettingRows(label, setting, tuple(measures), tailed))
+        tables.append(compare(f"{kind}-{number}", name, blocks, extra=_published(peers[0]) if kind == "strong" else []))
     text += [SHOTS] if any(setting.is_tailed for setting in settings) else []
     after = [*summary.retrained(settings), *(_cause(settings) if kind == "table1" else [])]
     tables += _fisher(settings) if kind == "table1" else []
     return Section(kind, title, tuple(text), tuple(tables), (), tuple(after))
+
+
+def _with_augmentation(setting: Setting) -> str:
+    """Write the imbalance with the augmentation, also where no other setting has another, and the paper's best."""
+    augmentation, best = names.augmentation_label(setting.spec.augmentation), paper.best_of_table1(setting.spec)
+    if augmentation not in setting.distinction:
+        setting = replace(setting, distinction=", ".join(filter(None, (setting.distinction, augmentation))))
+    return setting.balance + ("" if best is None else f" · the paper's best {best.value:.2f}")
+
+
+def start(settings: Sequence[Setting]) -> Section | None:
+    """Show whether the linear head of Table 1 starts unstably, and what mends it."""
+    if not (cells := stability.cells_of(settings)):
+        return None
+    text = (
+        "Guessing has the loss ln C. A run whose mean loss in the first epoch is above it has started unstably. A "
+        "change explains the gain if it makes the linear head better and the matrix is not better than it.",
+        *stability.sentences(cells),
+    )
+    return Section("start", "Does the linear head start unstably?", text, (stability.stability_table(cells),))
 
 
 def _published(setting: Setting) -> list[Row]:
@@ -132,8 +166,8 @@ def _published(setting: Setting) -> list[Row]:
 
 
 def _fisher(settings: Sequence[Setting]) -> list[Table]:
-    shown = [setting for setting in settings if setting.spec.network == "resnet34"]
-    blocks = [Block(f"{setting.title}, {setting.balance}", setting, (FISHER,)) for setting in shown]
+    resnets = [setting for setting in settings if setting.spec.network == "resnet34"]
+    blocks = [SettingRows(f"{setting.title}, {setting.balance}", setting, (FISHER,)) for setting in resnets]
     caption = (
         "Spread of test features within classes over that of the class means, both in angle; lower is better. The "
         "paper names neither the features nor every step of the formula, so the two may not measure the same thing."
@@ -142,7 +176,7 @@ def _fisher(settings: Sequence[Setting]) -> list[Table]:
 
 
 def _cause(settings: Sequence[Setting]) -> list[str]:
-    words = {found.agreement for s in settings if not s.earlier_draw for m in s.methods if (found := s.reached(m))}
+    words = {d.agreement for s in settings if not s.earlier_draw for m in s.methods if (d := s.reached(m))}
     return [
         "Where ours is above or below, the cause is not known: settings are those of the paper and its released code, "
         "computed in bfloat16, and the subset may hold other images. The numbers of Table 1 are mostly at or above the "
@@ -154,7 +188,7 @@ def held_out(settings: Sequence[Setting]) -> Section | None:
     """List what was measured on held-out training data, folded."""
     if not settings:
         return None
-    blocks = [Block(f"{setting.title}, {setting.balance}", setting, (BALANCED,)) for setting in settings]
+    blocks = [SettingRows(f"{setting.title}, {setting.balance}", setting, (BALANCED,)) for setting in settings]
     share = f"{100 * settings[0].spec.validation:g} %"
     text = f"Trained without {share} of every training class and evaluated on it; the test set was not read."
     table = compare("held-out", "Candidates on held-out data", blocks, folded=True)
@@ -167,9 +201,9 @@ def outliers(settings: Sequence[Setting]) -> Section | None:
     drawn: list[Figure] = []
     for setting in settings:
         runs = [run for runs in setting.runs.values() for run in runs.values()]
-        for name, content in {n: found for run in runs for n, found in _sets(run).items()}.items():
+        for name, content in {n: record for run in runs for n, record in _sets(run).items()}.items():
             blocks = [
-                Block(label, setting, _measures(name, score, ("auroc", "fpr95", "aupr")))
+                SettingRows(label, setting, _measures(name, score, ("auroc", "fpr95", "aupr")))
                 for score, label in names.SCORES.items()
                 if any(setting.values(method, f"{name} {score} auroc") for method in setting.methods)
             ]
@@ -209,7 +243,7 @@ def open_set(settings: Sequence[Setting]) -> Section | None:
             for score in ("max_softmax", "max_logit"):
                 parts = (where, names.SCORES[score], f"split {splits} of 0 to 4", setting.distinction)
                 measures = (*_measures(unknown, score, ("auroc", "oscr")), ACCURACY)
-                blocks.append(Block(" · ".join(filter(None, parts)), setting, measures))
+                blocks.append(SettingRows(" · ".join(filter(None, parts)), setting, measures))
     text = (
         "A few classes are trained on, and test images of other classes are to be recognised as unknown. The paper's "
         "numbers are means over five splits of the classes. Two splits of each benchmark have the same known classes."
@@ -225,7 +259,7 @@ def features(settings: Sequence[Setting]) -> Section | None:
         for method in setting.methods:
             for run in setting.runs[method].values():
                 epochs = (run.features or {"epochs": {}})["epochs"]
-                if epochs and all(len(point) == 2 for found in epochs.values() for point in found["known"]):
+                if epochs and all(len(point) == 2 for points in epochs.values() for point in points["known"]):
                     runs.setdefault(setting.name(method), run)
     if not runs:
         return None
@@ -241,17 +275,17 @@ def features(settings: Sequence[Setting]) -> Section | None:
 
 
 def main_method(setting: Setting) -> Method | None:
-    """The matrix at the radius of the paper, or else the largest one: never the best on test data."""
-    found = [method for method in setting.methods if method.head == "maxsep"]
+    """Choose the matrix at the radius of the paper, or else the largest one: never the best on test data."""
+    matrices = [method for method in setting.methods if method.head == "maxsep"]
     wanted = 0.1 if setting.spec.network == "resnet34" else 1.0
-    return next((method for method in found if method.radius == wanted), found[0] if found else None)
+    return next((method for method in matrices if method.radius == wanted), matrices[0] if matrices else None)
 
 
 def _one_seed(setting: Setting, methods: Sequence[Method | None]) -> dict[Method, Run]:
-    """The runs of some methods in the lowest repetition that all of them share."""
-    found = [method for method in setting.methods if method in methods]
-    common = set.intersection(*(set(setting.runs[method]) for method in found)) if found else set()
-    return {method: setting.runs[method][min(common)] for method in found} if common else {}
+    """Return the runs of some methods in the lowest repetition that all of them share."""
+    chosen = [method for method in setting.methods if method in methods]
+    common = set.intersection(*(set(setting.runs[method]) for method in chosen)) if chosen else set()
+    return {method: setting.runs[method][min(common)] for method in chosen} if common else {}
 
 
 def class_gains(settings: Sequence[Setting]) -> Section | None:
@@ -262,16 +296,17 @@ def class_gains(settings: Sequence[Setting]) -> Section | None:
         if not setting.is_tailed or matrix is None or not counts or min(counts) == 0:
             continue
         methods = [m for m in (matrix, setting.control(matrix)) if m is not None and m != matrix.baseline]
-        gains = {method.head: gain for method in methods if (gain := _class_gains(setting, method, len(counts)))}
+        pairs = [(method, _class_gains(setting, method, len(counts))) for method in methods]
+        gains = {setting.name(method): (method.head, gain) for method, gain in pairs if gain}
         if gains:
-            title = f"{setting.title}, {setting.balance}, {names.method_label(matrix)}"
+            title = f"{setting.title}, {setting.balance}"
             drawn.append(figures.class_gain_figure(f"classes-{number}", title, counts, gains))
     text = ("Test accuracy of each class minus that of the linear head, averaged over common seeds.",)
     return Section("classes", "Gain of each class", text, (), tuple(drawn[:_MOST_FIGURES])) if drawn else None
 
 
 def _class_gains(setting: Setting, method: Method, num_classes: int) -> list[float]:
-    """The mean gain of each class over the baseline; empty if no common run has recorded its classes."""
+    """Return the mean gain of each class over the baseline; empty if no common run has recorded its classes."""
     ours, theirs = setting.runs[method], setting.runs.get(method.baseline, {})
     pairs = [
         (ours[key].metrics.get("per_class"), theirs[key].metrics.get("per_class")) for key in ours if key in theirs
@@ -284,21 +319,16 @@ def curves(settings: Sequence[Setting]) -> Section | None:
     """Draw training curves of one seed: for each dataset and network the setting with most methods to compare."""
     drawn: list[Figure] = []
     for _, group in groupby(settings, key=lambda setting: setting.title):
-        setting, runs = max(((s, _one_seed(s, _drawn(s))) for s in group), key=lambda choice: len(choice[1]))
+        choices = [(s, _one_seed(s, _drawn(s))) for s in group]
+        setting, runs = max(choices, key=lambda choice: (not choice[0].earlier_draw, len(choice[1])))
         logs = {setting.name(method): (method.head, run.history) for method, run in runs.items()}
         drawn += figures.curve_figures(f"{len(drawn)}", f"{setting.title}, {setting.balance}", logs)
     text = ("One seed for each method, the lowest that all of them share.",)
     return Section("curves", "Training curves", text, (), tuple(drawn[:_MOST_FIGURES])) if drawn else None
 
 
-def _drawn(setting: Setting) -> list[Method | None]:
-    """The linear head, the matrix at its main radius and its control; else the first methods of the first loss."""
-    matrix = main_method(setting)
-    first = [method for method in setting.methods if method.loss == setting.methods[0].loss]
-    return [Method("plain"), matrix, setting.control(matrix)] if matrix in first and matrix else [*first[:4]]
-
-
-def _has_unequal_test(setting: Setting) -> bool:
-    """Whether accuracy and mean over classes differ: not where classes have as many test images."""
-    pairs = [(setting.values(m), setting.values(m, "balanced")) for m in setting.methods]
-    return any(abs(top1[key] - mean[key]) > 1e-6 for top1, mean in pairs for key in top1.keys() & mean.keys())
+def _drawn(setting: Setting) -> Sequence[Method | None]:
+    """Return the matrix at its main radius, its baseline and its control; else the first methods of the first loss."""
+    if (matrix := main_method(setting)) is not None:
+        return [matrix.baseline, matrix, setting.control(matrix)]
+    return [method for method in setting.methods if method.loss == setting.methods[0].loss][:4]

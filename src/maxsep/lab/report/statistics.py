@@ -1,4 +1,4 @@
-"""Means with 95 % t-intervals, paired differences, and the words for them that docs/plan.md defines."""
+"""Compute means with 95 % t-intervals, paired differences, and the words for them that docs/plan.md defines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
-class Summary:
+class MeanInterval:
     """A mean over n repetitions with its sample standard deviation and 95 % t-interval; one value has neither."""
 
     mean: float
@@ -30,7 +30,7 @@ class Summary:
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
+    def of(cls, values: Sequence[float]) -> MeanInterval:
         """Summarise at least one value."""
         mean, n = fmean(values), len(values)
         if n == 1:
@@ -59,29 +59,25 @@ class Difference:
     def paired(
         cls, values: Mapping[Key, float], reference: Mapping[Key, float], unit: str = "seed", lower: bool = False
     ) -> Difference | None:
-        """Subtract a reference seed by seed, or split by split (`unit`); None without a common one.
-
-        >>> Difference.paired({0: 0.80, 1: 0.81, 2: 0.79}, {0: 0.70, 1: 0.73, 2: 0.70}).word
-        'better'
-        """
+        """Subtract a reference seed by seed, or split by split (`unit`); None without a common one."""
         common = [key for key in values if key in reference]
         if not common:
             return None
-        found = Summary.of([values[key] - reference[key] for key in common])
-        low, high, p = found.low, found.high, None
-        if found.std is not None and found.std <= _FLAT:  # no spread to take an interval from
+        summary = MeanInterval.of([values[key] - reference[key] for key in common])
+        low, high, p = summary.low, summary.high, None
+        if summary.std is not None and summary.std <= _FLAT:  # no spread to take an interval from
             low = high = None
-        elif found.std is not None:
-            statistic = abs(found.mean) / found.std * math.sqrt(found.n)
-            p = 2 * float(load_package("scipy.special", "lab").stdtr(found.n - 1, -statistic))
-        return cls(found.mean, low, high, found.n, found.std, p, unit, lower)
+        elif summary.std is not None:
+            statistic = abs(summary.mean) / summary.std * math.sqrt(summary.n)
+            p = 2 * float(load_package("scipy.special", "lab").stdtr(summary.n - 1, -statistic))
+        return cls(summary.mean, low, high, summary.n, summary.std, p, unit, lower)
 
     @classmethod
     def to_printed(
         cls, values: Sequence[float], printed: float, std: float | None = None, runs: int = 1, lower: bool = False
     ) -> Difference:
         """Subtract a printed number from our mean; with the `std` of several `runs` the interval is Welch's."""
-        ours = Summary.of(values)
+        ours = MeanInterval.of(values)
         estimate = ours.mean - printed
         if ours.std is None or ours.low is None:
             return cls(estimate, None, None, ours.n, lower_is_better=lower)
@@ -94,14 +90,17 @@ class Difference:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the 95 % interval excludes 0."""
+        """Return whether the 95 % interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
     def word(self) -> str:
-        """`better`, `worse`, `no difference larger than 1 point`, or `too few seeds`; empty without an interval."""
+        """`better`, `worse`, `no difference larger than 1 point`, or `too few seeds`; empty for one repetition.
+
+        Equal differences have no spread to take an interval from: there are too few of them too.
+        """
         if self.low is None or self.high is None:
-            return ""
+            return f"too few {self.unit}s" if self.n > 1 else ""
         if self.excludes_zero:
             return "better" if (self.estimate < 0) == self.lower_is_better else "worse"
         within = self.low >= -MARGIN and self.high <= MARGIN
@@ -116,23 +115,22 @@ class Difference:
 
     @property
     def is_reached(self) -> bool | None:
-        """Whether a printed number is reached: ours agrees or is better; None without an interval."""
+        """Return whether a printed number is reached: ours agrees or is better; None without an interval."""
         return None if self.low is None else self.agreement == "agrees" or self.word == "better"
 
     @property
     def repetitions_needed(self) -> int | None:
-        """About how many repetitions would show a difference of 1 point: the interval's half-width falls to it."""
-        if not self.std:
+        """About how many repetitions would show a difference of 1 point, where there are too few.
+
+        The half-width of the interval falls to one point.
+        """
+        if not self.std or self.low is None or not self.word.startswith("too few"):
             return None
-        enough = (n for n in range(2, _MOST) if _quantile(n - 1) * self.std / math.sqrt(n) <= MARGIN)
+        enough = (n for n in range(self.n + 1, _MOST) if _quantile(n - 1) * self.std / math.sqrt(n) <= MARGIN)
         return next(enough, _MOST)
 
     def format(self, scale: float = 100, digits: int = 1) -> str:
-        """The estimate with its interval, in points by default.
-
-        >>> Difference(0.0072, -0.0069, 0.0212, 3).format()
-        '+0.7 [−0.7, +2.1]'
-        """
+        """Write the estimate with its interval, in points by default."""
         text = signed(scale * self.estimate, digits)
         if self.low is None or self.high is None:
             return text
@@ -147,8 +145,7 @@ class Difference:
         """
         estimate, _, ends = self.format().partition(" ")
         line = f"{estimate} points{' ' + ends if ends else ''}, {plural(self.n, self.unit)}"
-        few = self.word.startswith("too few") and self.repetitions_needed
-        advice = f" (about {self.repetitions_needed} would show 1 point)" if few else ""
+        advice = f" (about {needed} would show 1 point)" if (needed := self.repetitions_needed) else ""
         return f"{line}: {self.word}{advice}" if self.word else line
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,5 +170,5 @@ def plural(count: int, noun: str) -> str:
 
 
 def _quantile(freedom: float) -> float:
-    """The t quantile of a two-sided 95 % interval."""
+    """Return the t quantile of a two-sided 95 % interval."""
     return float(load_package("scipy.special", "lab").stdtrit(freedom, 0.975))

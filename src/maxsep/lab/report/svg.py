@@ -1,11 +1,11 @@
-"""Turn a matplotlib figure into an SVG that lives inside a page and follows its light or dark scheme."""
+"""Turn a matplotlib figure into an SVG, for a page or a file, that follows the light or dark scheme."""
 
 from __future__ import annotations
 
 import html
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from maxsep.packages import load_package
 
-INK, SOFT, RULE, PAPER = "#1d2329", "#5c6670", "#d5dade", "#fefefe"
+INK, SOFT, RULE = "#1d2329", "#5c6670", "#d5dade"
 HEAD_COLOURS = {
     "plain": "#6f7883",
     "scaled": "#b4690e",
@@ -28,11 +28,15 @@ HEAD_COLOURS = {
 }
 OTHER_COLOUR = "#50575e"
 _VARIABLES = {
-    **{INK: "var(--ink)", SOFT: "var(--soft)", RULE: "var(--rule)", PAPER: "var(--card)"},
+    **{INK: "var(--ink)", SOFT: "var(--soft)", RULE: "var(--rule)"},
     OTHER_COLOUR: "var(--c-other)",
     **{colour: f"var(--c-{head})" for head, colour in HEAD_COLOURS.items()},
 }
 _STYLE = Path(__file__).with_name("report.mplstyle")
+COLOURS = Path(__file__).with_name("colours.css").read_text(encoding="utf-8")
+"""The colours of both schemes as CSS variables, of pages and of figures in files."""
+_FILE_WIDTH = 520
+"""Pixels of a figure in a file, where no page sets its width."""
 _TITLE_LETTERS, _TITLE_LINE = 50, 0.18
 """Letters that fit over axes of a figure 4.8 inches wide, and the height of a further line in inches."""
 
@@ -49,7 +53,7 @@ class Figure:
 
     @property
     def inline(self) -> str:
-        """The SVG for a page: colours are the page's variables, identifiers are prefixed with the figure's."""
+        """The SVG for a page, whose column sets its width and whose style its colours."""
         text = self.svg
         for colour, variable in _VARIABLES.items():
             text = text.replace(colour, variable)
@@ -61,9 +65,11 @@ class Figure:
 
     @property
     def file(self) -> str:
-        """The SVG as a file of its own, on a white ground."""
-        ground = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
-        return re.sub(r"(<svg [^>]*>)", rf"\1{ground}", self.svg, count=1)
+        """The SVG as a file, with its own size, colours and ground."""
+        width, height = map(float, re.findall(r'viewBox="\S+ \S+ (\S+) (\S+)"', self.svg)[0])
+        size = f'width="{_FILE_WIDTH}" height="{_FILE_WIDTH * height / width:.0f}"'
+        inside = f'<style>{COLOURS}</style><rect width="100%" height="100%" style="fill: var(--card)"/>'
+        return re.sub(r"<svg ([^>]*>)", lambda tag: f"<svg {size} {tag[1]}{inside}", self.inline, count=1)
 
 
 @contextmanager
@@ -74,13 +80,15 @@ def canvas(width: float = 4.8, height: float = 3.0) -> Iterator[tuple[Any, Any]]
 
 
 @contextmanager
-def panels(width: float, height: float, rows: int, columns: int) -> Iterator[tuple[Any, Any]]:
-    """Open a figure with an array (rows, columns) of axes in the house style."""
+def panels(
+    width: float, height: float, rows: int, columns: int, heights: Sequence[float] | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """Open a figure with an array (rows, columns) of axes in the house style; `heights` are those of the rows."""
     matplotlib = load_package("matplotlib", "lab")
     style = load_package("matplotlib.style", "lab").context(_STYLE)
     with matplotlib.rc_context(), style:  # no pyplot: no global state, no display, safe in threads
         figure = load_package("matplotlib.figure", "lab").Figure(figsize=(width, height))
-        yield figure, figure.subplots(rows, columns, squeeze=False)
+        yield figure, figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
 
 
 def finish(figure: Any, id: str, title: str, caption: str, alt: str) -> Figure:
@@ -103,16 +111,16 @@ def heading(axes: Any, title: str) -> None:
 
 def legend_below(figure: Any, markerscale: float = 1.0) -> None:
     """Put one legend of all panels under the axes, where it hides no data; call it after drawing."""
-    shown: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            shown.setdefault(label, handle)
-    longest = max(map(len, shown), default=0)
-    columns = 3 if longest < 18 and len(shown) != 4 else 2 if longest < 30 else 1
-    look = {"ncols": min(columns, max(len(shown), 1)), "columnspacing": 1.4, "markerscale": markerscale}
-    figure.legend(shown.values(), shown, loc="outside lower center", **look)
+            handles.setdefault(label, handle)
+    longest = max(map(len, handles), default=0)
+    columns = 3 if longest < 18 and len(handles) != 4 else 2 if longest < 30 else 1
+    look = {"ncols": min(columns, max(len(handles), 1)), "columnspacing": 1.4, "markerscale": markerscale}
+    figure.legend(handles.values(), handles, loc="outside lower center", **look)
 
 
 def colour_of(head: str) -> str:
-    """The colour that a head has in every figure."""
+    """Return the colour that a head has in every figure."""
     return HEAD_COLOURS.get(head, OTHER_COLOUR)

@@ -1,4 +1,4 @@
-"""Tables as data, and the one table in which methods are compared."""
+"""Define tables as data, and the one table in which methods are compared."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Table:
         return {"id": self.id, "title": self.title, "columns": list(self.columns), "rows": rows}
 
     def to_markdown(self) -> str:
-        """A Markdown table with its footnotes below."""
+        """Write a Markdown table with its footnotes below."""
         lines = [_line(self.columns), _line(["---", *["---:"] * (len(self.columns) - 1)])]
         for row in self.rows:
             lines += [_line([f"**{row.group}**", *[""] * (len(self.columns) - 1)])] if row.group else []
@@ -82,13 +82,13 @@ class Table:
         return f"{cell.text}{f' ({cell.detail})' if cell.detail else ''}{mark}"
 
     def without(self, columns: Sequence[str]) -> Table:
-        """The table without some columns."""
+        """Return the table without some columns."""
         kept = [number for number, column in enumerate(self.columns) if column not in columns]
         rows = tuple(Row(tuple(row.cells[number] for number in kept), row.group) for row in self.rows)
         return replace(self, columns=tuple(self.columns[number] for number in kept), rows=rows)
 
     def to_rich(self) -> Any:
-        """The table for a terminal, without second lines."""
+        """Return the table for a terminal, without second lines."""
         table = load_package("rich.table", "lab").Table(box=load_package("rich.box", "lab").SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
@@ -107,14 +107,15 @@ class Measure:
     digits: int = 2
 
     def difference(self, difference: Difference | None) -> Cell:
-        """An estimate with its interval; below it the word that the interval allows."""
+        """Write an estimate with its interval; below it the word that it allows, and the repetitions needed."""
         if difference is None:
             return EMPTY
-        tone = _TONES.get(difference.word, "muted")
-        return Cell(self.interval(difference), difference.word, tone, self.scale * difference.estimate)
+        tone, needed = _TONES.get(difference.word, "muted"), difference.repetitions_needed
+        detail = difference.word + (f", about {needed} needed" if needed and self.scale == 100 else "")
+        return Cell(self.interval(difference), detail, tone, self.scale * difference.estimate)
 
     def interval(self, difference: Difference) -> str:
-        """An estimate with its interval in the units of the column."""
+        """Write an estimate with its interval in the units of the column."""
         return difference.format(self.scale, 1 if self.scale == 100 else self.digits)
 
 
@@ -123,14 +124,15 @@ BEST = Measure("best_top1", "best epoch, %")
 ECE = Measure("ece", "ECE, %", digits=1)
 BALANCED = Measure("balanced", "mean over classes, %")
 MACRO_F1 = Measure("macro_f1", "macro-F1, %")
-DIFFERENCES = ("to linear", "to the control")
+DIFFERENCES = ("to linear", "to the baseline", "to the control")
 """Columns of `comparison_table` that compare methods with each other."""
+GROUPS = "many / medium / few, %"
 TOP5 = Measure("top5", "top-5, %")
 FISHER = Measure("angular_fisher", "angular Fisher score", 1, 4)
 
 
 @dataclass(frozen=True)
-class Block:
+class SettingRows:
     """The rows of one setting; the first measure is compared, `groups` adds the accuracy of classes by frequency."""
 
     label: str
@@ -145,7 +147,12 @@ class Block:
 
 
 def comparison_table(
-    id: str, title: str, blocks: Sequence[Block], caption: str = "", folded: bool = False, extra: Sequence[Row] = ()
+    id: str,
+    title: str,
+    blocks: Sequence[SettingRows],
+    caption: str = "",
+    folded: bool = False,
+    extra: Sequence[Row] = (),
 ) -> Table:
     """Compare methods: ours with its interval, the differences to the paper, to the baseline and to the control.
 
@@ -153,18 +160,20 @@ def comparison_table(
     numbers that others published, which come first.
     """
     first, *others = blocks[0].measures
-    columns = ["method", first.heading, "to the paper", *DIFFERENCES]
-    columns += [measure.heading for measure in others] + ["many / medium / few, %"] * blocks[0].groups
+    baselines = {baseline.head for block in blocks for m in block.methods if (baseline := block.setting.baseline(m))}
+    to_baseline = "to linear" if baselines <= {"plain"} else "to the baseline"
+    columns = ["method", first.heading, "to the paper", to_baseline, "to the control"]
+    columns += [measure.heading for measure in others] + [GROUPS] * blocks[0].groups
     rows = [Row((*row.cells, *[EMPTY] * (len(columns) - len(row.cells))), row.group) for row in extra]
     for block in blocks:
         for number, method in enumerate(block.methods):
             rows.append(Row(tuple(_cells(block, method)), block.label if number == 0 else ""))
     kept = [i for i in range(len(columns)) if i < 2 or any(row.cells[i] != EMPTY for row in rows)]
-    shown = tuple(Row(tuple(row.cells[i] for i in kept), row.group) for row in rows)
-    return Table(id, title, tuple(columns[i] for i in kept), shown, caption, folded)
+    kept_rows = tuple(Row(tuple(row.cells[i] for i in kept), row.group) for row in rows)
+    return Table(id, title, tuple(columns[i] for i in kept), kept_rows, caption, folded)
 
 
-def _cells(block: Block, method: Method) -> list[Cell]:
+def _cells(block: SettingRows, method: Method) -> list[Cell]:
     setting, (first, *others) = block.setting, block.measures
     baseline, control = setting.baseline(method), setting.control(method)
     losses = method.brings_loss and first.metric == "top1" and setting.is_tailed
@@ -184,7 +193,7 @@ def _cells(block: Block, method: Method) -> list[Cell]:
 
 
 def _measured(setting: Setting, method: Method, measure: Measure, main: bool) -> Cell:
-    """A mean; in the main column with interval and repetitions, else with the paper's number below it."""
+    """Write a mean; in the main column with interval and repetitions, else with the paper's number below it."""
     summary = setting.summary(method, measure.metric)
     if summary is None:
         return EMPTY
@@ -195,13 +204,15 @@ def _measured(setting: Setting, method: Method, measure: Measure, main: bool) ->
         detail = plural(summary.n, setting.unit) + ", earlier draw" * setting.earlier_draw
         if summary.low is not None and summary.high is not None:
             digits = 1 if measure.scale == 100 else measure.digits
-            ends = (f"{max(0.0, measure.scale * end):.{digits}f}" for end in (summary.low, summary.high))
-            text += f" [{', '.join(ends)}]"
+            low, high = max(0.0, measure.scale * summary.low), measure.scale * summary.high
+            high = min(high, 100.0) if measure.scale == 100 else high
+            if (low, high, measure.scale) != (0.0, 100.0, 100):  # all of 0 to 100 says nothing
+                text += f" [{low:.{digits}f}, {high:.{digits}f}]"
     return Cell(text, detail, "", measure.scale * summary.mean)
 
 
 def _to_paper(setting: Setting, method: Method, measure: Measure) -> Cell:
-    """Ours minus the paper's; the word only for runs that count and are the same experiment."""
+    """Write ours minus the paper's; the word only for runs that count and are the same experiment."""
     reached = setting.reached(method, measure.metric)
     printed, bar = paper.best_cell(setting.cells(method), measure.metric)
     if reached is None or printed is None:
@@ -209,16 +220,16 @@ def _to_paper(setting: Setting, method: Method, measure: Measure) -> Cell:
     departures = paper.departures(setting.spec_of(method))
     word = "not counted" if setting.earlier_draw or departures else reached.agreement
     detail = f"{word}: " * bool(word) + f"paper {printed.value:.{measure.digits}f}"
-    detail += "" if bar is None else f", 5 runs {bar.value:.2f} ± {bar.std:.2f}"
+    detail += "" if bar is None else f", 5 runs {bar.value:.2f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{bar.std:.2f}"
     tone: Tone = "" if reached.is_reached is False and word != "not counted" else "muted"
     notes = tuple(filter(None, (printed.note, *departures)))
     return Cell(measure.interval(reached), detail, tone, measure.scale * reached.estimate, notes)
 
 
 def _groups(setting: Setting, method: Method) -> Cell:
-    found = [setting.summary(method, group) for group in ("many", "medium", "few")]
-    texts = [f"{100 * summary.mean:.1f}" if summary else EMPTY.text for summary in found]
-    return Cell(" / ".join(texts)) if any(found) else EMPTY
+    summaries = [setting.summary(method, group) for group in ("many", "medium", "few")]
+    texts = [f"{100 * summary.mean:.1f}" if summary else EMPTY.text for summary in summaries]
+    return Cell(" / ".join(texts)) if any(summaries) else EMPTY
 
 
 def _line(cells: Sequence[str]) -> str:
