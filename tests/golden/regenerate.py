@@ -1,4 +1,4 @@
-"""Write the golden numbers anew: python tests/golden/regenerate.py [pytest arguments, such as -k report]."""
+"""Write golden numbers, words and the report of the records anew: python tests/golden/regenerate.py [for pytest]."""
 
 import os
 import sys

@@ -1,16 +1,21 @@
-"""Recorded runs keep their names and bytes, and the report says the same numbers about them."""
+"""Recorded runs keep their names and bytes; report and `compare` say the same about them, in numbers and words."""
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from maxsep.lab.report.own_data import verdict
+from maxsep.lab.run import find_runs
 from maxsep.lab.spec import RunSpec
 
-RUNS = Path(__file__).parents[2] / "results" / "runs"
+RESULTS = Path(__file__).parents[2] / "results"
+RUNS, REPORT = RESULTS / "runs", RESULTS / "report"
 
 
 def test_recorded_runs_keep_names_and_bytes(golden):
@@ -28,13 +33,15 @@ def test_recorded_runs_keep_names_and_bytes(golden):
 
 
 @pytest.mark.slow
-def test_the_report_says_the_same_numbers(golden, tmp_path):
-    runs = sorted(golden.read("runs"))
-    command = [sys.executable, "-m", "maxsep", "report", *(str(RUNS / name) for name in runs), "--out", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
-    report = json.loads((tmp_path / "report.json").read_text())
+def test_the_report_says_the_same_and_is_the_committed_one(golden, tmp_path):
+    out = REPORT if golden.regenerates else tmp_path
+    subprocess.run([sys.executable, "-m", "maxsep", "report", RUNS, "--out", out], check=True, capture_output=True)
+    committed, page = ((folder / "report.md").read_text().partition("\n## ")[2] for folder in (REPORT, out))
+    assert page == committed  # but for the title and the time
+    report = json.loads((out / "report.json").read_text())
     assert report["problems"] == []
-    assert sorted(report["runs"]) == runs
+    assert sorted(report["runs"]) == sorted(path.name for path in RUNS.iterdir() if path.is_dir())
+    assert {path.name for path in (REPORT / "figures").iterdir()} == set(report["figures"])
     results = {method_name(entry): numbers_of(entry) for entry in report["results"]}
     assert len(results) == len(report["results"])
     tables = {f"{table['id']}: {table['title']}": cells_of(table) for table in report["tables"]}
@@ -45,6 +52,16 @@ def test_the_report_says_the_same_numbers(golden, tmp_path):
         for key, numbers in entries.items():
             golden(topic, key, numbers, tolerance=1e-9)
         assert golden.read(topic).keys() == entries.keys()
+
+
+def test_the_verdict_on_recorded_runs_of_cifar10_on_a_terminal(golden):
+    chosen = {"dataset": "cifar10", "imbalance": 0.01, "network": "resnet34", "loss": "cross_entropy"}
+    chosen |= {"schedule_options": (), "clip_norm": 0.0, "head_start": 1.0}  # runs of the plan's question 2 differ
+    runs = [run for run in find_runs(RUNS) if all(getattr(run.spec, name) == value for name, value in chosen.items())]
+    assert len(runs) == 9
+    text = io.StringIO()
+    verdict([run.spec for run in runs], runs).show(Console(file=text, width=100))
+    golden("terminal", "compare", [line.rstrip() for line in text.getvalue().splitlines()])
 
 
 def method_name(entry):
