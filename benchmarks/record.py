@@ -18,10 +18,10 @@ say = functools.partial(print, flush=True)
 
 
 class Record:
-    """Results by part and case, what failed, and which targets are met, in one JSON file."""
+    """Results by part and case or as a grid of rows, what failed, and which targets are met, in one JSON file."""
 
     def __init__(self, out, packages=None, **settings):
-        self.out, self.results, self.failed, self.targets = out, {}, {}, []
+        self.out, self.results, self.grid, self.failed, self.targets = out, {}, [], {}, []
         self.about = {"command": " ".join(["python", *sys.argv]), "date": time.strftime("%Y-%m-%d")}
         self.about |= {"commit": commit(Path(__file__).parent), "versions": versions() | (packages or {})}
         self.about |= {"hardware": hardware(torch.device("cuda")), **settings}
@@ -55,7 +55,7 @@ class Record:
     def write(self):
         """Write everything so far."""
         kept = {"about": self.about, "targets": self.targets, "failed": self.failed, "results": self.results}
-        self.out.write_text(json.dumps(kept, indent=1) + "\n")
+        self.out.write_text(json.dumps(kept | ({"grid": self.grid} if self.grid else {}), indent=1) + "\n")
 
     def end(self):
         """Return the exit code: 1 if anything failed or a target was missed."""
