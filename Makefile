@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEED ?= $(shell git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
 PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --random-order --random-order-seed=$(SEED)
 
-.PHONY: demo test setup lint types spelling unit sample nightly clean
+.PHONY: demo test setup lint types spelling unit sample nightly docs dist clean
 
 demo: setup
 	$(BIN)/maxsep demo
@@ -49,5 +49,19 @@ sample: setup
 nightly: setup
 	$(PYTEST) -m nightly --record results/nightly.json
 
+# the site in build/site: runs the notebooks, reads the docstrings, follows every link
+docs: $(VENV)/.docs
+	$(BIN)/python docs/build_site.py
+
+$(VENV)/.docs: $(VENV)/.ready
+	PIP_CONSTRAINT=$(CURDIR)/constraints/cpu.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	touch $@
+
+# wheel and source archive in dist/; every extra is installed into an empty environment and tried
+dist: setup
+	rm -rf dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints/cpu.txt $(BIN)/python -m build --outdir dist
+	$(BIN)/python .ci/try_dist.py dist
+
 clean:
-	rm -rf $(VENV) runs demo bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist runs demo bench .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import signal
+import time
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 import pytest
 import torch
 from hypothesis import settings
+
+from maxsep.lab.environment import commit
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts what is in its background so, and processes under test would not hear the interrupts sent to them
@@ -54,13 +57,19 @@ def pytest_sessionfinish(session):
         return
     outcomes = {key: reporter.stats.get(key, []) for key in ("passed", "failed", "error", "skipped")}
     tests = {r.nodeid: [key, round(r.duration, 1)] for key, reports in outcomes.items() for r in reports}
-    about = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    about = {"commit": commit(path.absolute().parent), "date": time.strftime("%Y-%m-%d")}
+    about |= {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
     record = {"about": about, "counts": {key: len(reports) for key, reports in outcomes.items()}, "tests": tests}
     path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same numbers for a test in every order and process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def fresh():
-    """A seed, and nothing that an earlier test has compiled."""
-    torch.manual_seed(0)
+    """Nothing that an earlier test has compiled."""
     torch.compiler.reset()
