@@ -32,8 +32,19 @@ def interpreted(monkeypatch):
     pytest.importorskip("triton", reason="no Triton for this platform")
     if torch.cuda.is_available():
         pytest.skip("tests/cuda runs these compiled")
+    from triton.runtime.interpreter import InterpreterBuilder
+
     from maxsep.ops.linear_cross_entropy import tile_kernels
 
+    load = InterpreterBuilder.create_masked_load
+
+    def load_undefined(self, pointers, mask, other, *rest, **options):
+        loaded = load(self, pointers, mask, other, *rest, **options)
+        if other is None and loaded.data.dtype.kind == "f":  # on a GPU such lanes hold anything, here they would be 0
+            loaded.data[~mask.data] = np.nan
+        return loaded
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", load_undefined)
     monkeypatch.setattr("maxsep.ops.linear_cross_entropy.over_samples.has_triton_kernel", _is_single)
     monkeypatch.setattr("maxsep.ops.linear_cross_entropy.over_classes.fused_kernels", lambda *_, **__: tile_kernels)
     # padding of rows holds anything, and rows beyond the batch have no logarithm: kernels read these and store neither

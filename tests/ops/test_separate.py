@@ -21,6 +21,11 @@ def error(actual, reference):
     return ((actual.double() - reference).abs().max() / reference.abs().max()).item()
 
 
+class Anywhere(torch.nn.Module):
+    def forward(self, x):
+        return separate(x)
+
+
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
@@ -124,6 +129,13 @@ def test_compiles_without_graph_breaks(backend):
     for radius in (1.0, 0.1, 0.3):  # from the second one on a symbol
         module = torch.compile(MaxSeparation(10, radius), fullgraph=True, backend="eager")
         torch.testing.assert_close(module(x), separate(x, radius))
+
+
+def test_exports_for_any_number_of_classes():
+    sizes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("outputs", min=2, max=1000)}}
+    program = torch.export.export(Anywhere(), (torch.randn(3, 9),), dynamic_shapes=sizes)
+    x = torch.randn(4, 20)
+    torch.testing.assert_close(program.module()(x), separate(x))
 
 
 def test_coefficients_are_kept_for_real_tensors_only():
