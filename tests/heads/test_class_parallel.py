@@ -106,6 +106,14 @@ def test_empty_batches_and_meta_parameters(alone):
     assert ClassParallelHead(4, 3, device="meta").weight.is_meta
 
 
+def test_heads_that_are_drawn_one_after_another_differ(alone):
+    head, drawn = ClassParallelHead(4, 7), set()
+    for _ in range(128):
+        head.reset_parameters()
+        drawn.add(tuple(head.weight.to_local().flatten().tolist()))
+    assert len(drawn) == 128
+
+
 def test_it_needs_a_process_group():
     with pytest.raises(ValueError, match="init_process_group"):
         ClassParallelHead(4, 3)

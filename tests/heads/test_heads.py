@@ -168,6 +168,15 @@ def test_meta_device_then_to_empty(name, x):
         torch.testing.assert_close(assigned(x), head(x))
 
 
+@pytest.mark.parametrize("name", sorted({*heads.names()} - {"plain", "extra_layer"}))
+def test_the_radius_of_a_state_dict_is_checked_where_it_has_values(name):
+    head = small(name, radius=0.5)
+    with pytest.raises(ValueError, match=r"radius=0\.3"):
+        head.load_state_dict(small(name, radius=0.3).state_dict())
+    head.load_state_dict({key: value.to("meta") for key, value in head.state_dict().items()}, assign=True)
+    assert all(parameter.is_meta for parameter in head.parameters())
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "argument"),
     [
@@ -204,4 +213,5 @@ def test_registry():
         with pytest.raises(ValueError, match="radius"):
             heads.build(name, 12, 5, radius=0.1)
     assert heads.option_defaults("hpn") == {"bias": True, "normalise": True, "iterations": 10_000}
+    assert heads.option_defaults("etf") == {"normalise": False, "reserved": 0, "rotation": None, "bias": False}
     assert heads.option_defaults("maxsep_cosine") == heads.option_defaults("maxsep") == {"bias": True}

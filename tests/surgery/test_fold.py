@@ -9,6 +9,7 @@ from torch import nn
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead
 from maxsep.heads import ETFHead, ScaledHead, build
+from maxsep.surgery.pretrained import fold_on_save
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -61,6 +62,15 @@ def test_layer_that_others_use_or_watch_is_not_merged(reason):
     folded, x = maxsep.fold(model), torch.randn(10, 4)
     torch.testing.assert_close(folded(x), model(x))
     assert folded[0].out_features == 4
+
+
+def test_what_saves_a_transformers_model_folded_is_not_in_the_folded_one():
+    kind = type("PreTrained", (nn.Sequential,), {"base_model_prefix": "model", "save_pretrained": None})
+    model = kind(MaxSeparationHead(4, 3))
+    fold_on_save(model)
+    folded = maxsep.fold(model)
+    for each, expected in ((model, True), (folded, False)):
+        assert ("save_pretrained" in vars(each), bool(each._load_state_dict_pre_hooks)) == (expected, expected)
 
 
 def test_head_at_two_places_stays_one():

@@ -31,6 +31,7 @@ def test_description_comes_back(tmp_path):
     preprocessing = {"size": [32, 32], "mean": 0.5, "name": "größe"}
     options = {"labels": ["a", "b", "c"], "preprocessing": preprocessing, "threshold": -1, "extra": {"network": "mlp"}}
     assert maxsep.save(mlp(), tmp_path / "m", **options) == tmp_path / "m"
+    assert "größe" in (tmp_path / "m" / "maxsep.json").read_text(encoding="utf-8")
     saved = maxsep.load(str(tmp_path / "m"), mlp())
     assert (saved.labels, saved.radius, saved.threshold) == (("a", "b", "c"), 0.5, -1.0)
     assert (saved.preprocessing, saved.extra) == (preprocessing, {"network": "mlp"})
@@ -147,6 +148,7 @@ def test_damaged_bytes_are_refused(tmp_path, name):
         ({"threshold": math.nan}, ValueError, "threshold"),
         ({"preprocessing": {"mean": torch.zeros(3)}}, TypeError, "preprocessing"),
         ({"extra": {1, 2}}, TypeError, "extra"),
+        ({"extra": {"mean": math.nan}}, TypeError, "extra"),  # Python's json would write it, and no other reads it
     ],
 )
 def test_bad_descriptions_write_nothing(tmp_path, options, error, name):
