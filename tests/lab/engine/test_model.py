@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 from maxsep import heads
 from maxsep.lab.engine import evaluate, load_model, step, train
-from maxsep.lab.engine.model import Pipeline, build_model, derive
+from maxsep.lab.engine.model import Pipeline, build_model, derive, statistics_of
 from maxsep.lab.networks import MLP
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec, options
@@ -82,6 +83,13 @@ def test_derived_seeds_suit_torch_and_differ_by_purpose_and_rank(seed, rank):
     values = {derive(seed, "order", rank), derive(seed, "dropout", rank), derive(seed, "order", rank + 1)}
     assert len(values) == 3
     assert all(0 <= value < 2**63 for value in values)
+
+
+def test_grey_images_get_the_means_of_the_channels_that_pretrained_weights_expect():
+    spec = RunSpec(network="timm/resnet18", weights="pretrained")
+    for channels, expected in ((3, ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])), (1, ([0.449], [0.226]))):
+        found = statistics_of(spec, SimpleNamespace(train=SimpleNamespace(shape=(channels, 8, 8))))
+        assert [values.tolist() for values in found] == [pytest.approx(values) for values in expected]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -169,7 +169,7 @@ def test_the_first_gradient_that_is_not_finite_is_named(value, bad):
 
 def test_an_epoch_of_losses_names_the_first_bad_step():
     check_losses(RunSpec(), torch.ones(3), epoch=0, rate=0.1)
-    with pytest.raises(NonFiniteError, match="inf at epoch 6/20, step 3"):
+    with pytest.raises(NonFiniteError, match=r"inf at epoch 6/20, step 3\. The likely cause: the learning rate 0\.1"):
         check_losses(RunSpec(), torch.tensor([1.0, 2.0, INF, NAN]), epoch=5, rate=0.1)
 
 

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -241,6 +242,23 @@ def test_a_run_resumes_from_the_point_before_a_damaged_one(finished, tmp_path, m
     (newest / "model.safetensors").write_bytes(b"")
     with pytest.warns(RuntimeWarning, match="damaged"):
         assert_same(run(tmp_path), finished)
+
+
+def test_several_processes_stop_at_the_end_of_an_epoch_only(finished, tmp_path, monkeypatch, interrupt):
+    pause = trainer.Trainer._pause
+
+    def among_two(self):
+        fabric = self.fabric
+        self.fabric = SimpleNamespace(world_size=2, is_global_zero=True, barrier=fabric.barrier)
+        signum, self.fabric = pause(self), fabric
+        return signum
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_pause", among_two)
+        interrupt(tmp_path, 3)
+    state = checkpoint.load_point(Run(tmp_path / SPEC.name).resume).state
+    assert (state["epoch"], state["step"]) == (1, 3)
+    assert_same(run(tmp_path), finished)
 
 
 def test_a_torn_line_of_metrics_is_mended_on_resume(finished, tmp_path, interrupt):
