@@ -89,7 +89,7 @@ BAD = {
     ],
     "compare": [
         *("nowhere", "--radius 1,x", "--radius 1,,2", "--radius 0", "--loss hinge", "--loss cross_entropy,"),
-        *("--set loss.tau=2", "--set mixup=1", "--budget soon", "--budget 0s", "--network nope"),
+        *("--set loss.tau=2", "--set mixup=1", "--budget soon", "--budget 4", "--network nope"),
         *("--seeds 0", "--jobs 0", "--on cloud", "--gpus 0"),
         *("--loss balanced_softmax,logit_adjusted", "--learning-rate -1", "--optimiser adam", "--device tpu"),
         "--loss ldam --set loss.reweight_from=99 --epochs 5",

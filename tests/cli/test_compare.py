@@ -55,6 +55,12 @@ def test_another_seed_trains_only_what_is_new(call, first, place):
     assert [row["state"] for row in rows] == ["finished"] * 15 + ["new"] * 5
 
 
+def test_a_dry_run_lists_the_search_unless_its_budget_has_no_room(call, tmp_path):
+    options = ["--seeds", 1, "--radius", 1, "--runs", tmp_path, "--dry-run", "--json", "--budget"]
+    short, long = (json.loads(call("compare", "--device", "cpu", *options, budget)) for budget in ("1s", "9h"))
+    assert len(short) == 3 < len(long)
+
+
 def test_the_same_command_continues_after_a_budget(call, tmp_path):
     arguments = ["compare", *SHORT, "--seeds", 1, "--radius", 1, "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
     assert len(json.loads(call(*arguments, "--budget", "0.001s", "--json"))["missing"]) == 3

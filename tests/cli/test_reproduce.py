@@ -9,6 +9,7 @@ import time
 import pytest
 
 from maxsep.cli import reproduce as module
+from maxsep.lab.grid import format_seconds
 
 SHORT = ["--seeds", 1, "--epochs", 1, "--device", "cpu"]
 
@@ -33,6 +34,20 @@ def test_plans_trains_and_resumes(call, refuse, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "default_precision", lambda device, on_gpu: "bf16-mixed")
     with pytest.warns(UserWarning, match="finished in 32-true"):
         assert {row["state"] for row in json.loads(call(*arguments, "--dry-run", "--json"))} == {"new"}
+
+
+@pytest.mark.parametrize("verb", ["reproduce", "compare"])
+def test_a_budget_that_is_too_short_is_announced_before_training(invoke, tmp_path, verb):
+    dataset = ["demo", "--only", "head=plain"] if verb == "reproduce" else ["digits", "--learning-rate", 0.1]
+    arguments = [verb, *dataset, "--seeds", 2, "--epochs", 1, "--device", "cpu", "--runs", tmp_path]
+    planned = json.loads(invoke(*arguments, "--dry-run", "--json").stdout)
+    total = sum(row["seconds"] for row in planned)
+    for share, needed in ((2, None), (0.75, total), (0.25, total / 2)):  # what all runs need, or those of one seed
+        warned = invoke(*arguments, "--dry-run", "--budget", f"{share * total}s").stderr
+        assert warned.count("\n") == (needed is not None)
+        assert needed is None or format_seconds(needed) in warned
+    assert format_seconds(total / 2) in invoke(*arguments, "--budget", "0.001s").stderr
+    assert not list(tmp_path.glob("*/result.json"))
 
 
 def test_two_processes_share_the_runs(call, tmp_path):

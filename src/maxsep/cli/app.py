@@ -102,7 +102,7 @@ Download = Annotated[bool, typer.Option("--download", help="Download missing dat
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run folders.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Budget = Annotated[str | None, typer.Option(help="Time limit, such as 30m; the same command continues.")]
+Budget = Annotated[str | None, typer.Option(help="Time limit: 90s, 30m, 1h30m; the same command continues.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated times.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of processes that share the runs.")]
 On = Annotated[

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from maxsep.cli import app
-from maxsep.cli.reproduce import show_event, show_plan, show_search
+from maxsep.cli.reproduce import show_event, show_plan, show_search, warn_of_budget
 from maxsep.cli.train import check_spec, count_images, parse_settings
 from maxsep.lab import grid
 from maxsep.lab.cluster import trains_on_gpu
@@ -85,10 +85,11 @@ def compare_command(
         data_source = Dataset.find(dataset, data, skip_broken=skip_broken, download=download)
         start = fine_tuning(data_source, network or data_source.default_network, weights, image_size)
         is_small = data_source.is_own or data_source.source == "digits" or bool(start.get("weights"))
+        count = count_images(RunSpec(dataset=data_source.name, imbalance=imbalance), data)
         fields: dict[str, Any] = {
             "start": start, "epochs": epochs, "seeds": seeds, "imbalance": imbalance, "losses": losses,
             "optimiser": optimiser or ("adamw" if is_small else "sgd"), "learning_rate": learning_rate,
-            "augmentation": augmentation, "batch_size": batch_size or usual_batch(_count(data_source, imbalance, data)),
+            "augmentation": augmentation, "batch_size": batch_size or usual_batch(count),
             "loss_options": _loss_options(settings or (), losses),
         }  # fmt: skip
         precision = default_precision(device, trains_on_gpu(on, device))
@@ -98,7 +99,7 @@ def compare_command(
         where, execution = {"jobs": jobs, "on": on, "gpus": gpus}, Execution(device=device, weights=weights)
         work = _Work(runs, data, download, execution, where, limit, as_json)
         if dry_run:
-            show_plan(work.plan(specs, is_small and learning_rate is None), as_json)
+            show_plan(work.plan(specs, is_small and learning_rate is None), limit, jobs, as_json)
             return
         work.check(specs)
         done = Search(specs)
@@ -109,19 +110,13 @@ def compare_command(
         if done.specs and is_small and learning_rate is None:
             done = work.choose(specs)
         summary = work.train(done.specs) if done.specs else done.summary
-        status = _show(done.specs or specs, done.choices, work, out, summary)
-    raise typer.Exit(status)
+        raise typer.Exit(_show(done.specs or specs, done.choices, work, out, summary))
 
 
 def _list_runs(
     name: str, fields: dict[str, Any], precision: str, data: Path | None, download: bool, radii: Sequence[float] | None
 ) -> list[RunSpec]:
-    recipe = compare(name, radii=radii, **fields)
-    return with_order(recipe.specs(precision=precision), data, download=download)
-
-
-def _count(dataset: Dataset, imbalance: float, data: Path | None) -> int | None:
-    return count_images(RunSpec(dataset=dataset.name, imbalance=imbalance), data)
+    return with_order(compare(name, radii=radii, **fields).specs(precision=precision), data, download=download)
 
 
 @dataclass
@@ -153,6 +148,11 @@ class _Work:
         return replace(self.execution, device="auto") if self.where["on"] else self.execution
 
     @property
+    def how(self) -> dict[str, Any]:
+        """The arguments of `grid.plan`."""
+        return {"execution": self.execution, "on_gpu": trains_on_gpu(self.where["on"], self.execution.device)}
+
+    @property
     def search(self) -> dict[str, Any]:
         """The arguments of `search`, which says what it does."""
         return self.limits | {"on_event": None if self.as_json else show_search}
@@ -160,27 +160,34 @@ class _Work:
     def choose(self, specs: Sequence[RunSpec]) -> Search:
         """Search learning rates, or say how much of the budget that would need."""
         done = search(specs, **self.search)
-        if self.budget is not None and 0 < done.seconds < math.inf and not self.as_json:
-            times = f"about {format_seconds(done.seconds)} of the budget of {format_seconds(self.budget)}"
+        self.say_if_left_out(done)
+        return done
+
+    def say_if_left_out(self, done: Search) -> bool:
+        """Return whether the budget has no room for a search; say how much it would need."""
+        left = self.limits["budget"]
+        is_left_out: bool = left is not None and done.seconds > SHARE * left
+        if is_left_out and done.seconds < math.inf and not self.as_json:
+            times = f"about {format_seconds(done.seconds)} of the budget of {format_seconds(self.budget or 0)}"
             enough = f"--budget {math.ceil(done.seconds / SHARE / 60) + 1}m includes it"
             typer.echo(f"maxsep: no search for learning rates: it would need {times} ({enough})", err=True)
-        return done
+        return is_left_out
 
     def plan(self, specs: Sequence[RunSpec], searches: bool) -> list[PlannedRun]:
         """List the runs; those of the search that precedes them too, unless it is complete."""
         before: list[PlannedRun] = []
-        on_gpu = trains_on_gpu(self.where["on"], self.execution.device)
-        how: dict[str, Any] = {"execution": self.execution, "on_gpu": on_gpu}
         if searches:
             known = search(specs, **self.limits | {"budget": 1e-9})
             specs = known.specs or specs
-            if not known.specs or not all(choice.trials for choice in known.choices):
-                before = grid.plan(candidates_of(specs, self.data), runs=self.runs / FOLDER, **how)
-        return before + grid.plan(specs, runs=self.runs, **how)
+            is_done = bool(known.specs) and all(choice.trials for choice in known.choices)
+            if not (is_done or self.say_if_left_out(known)):
+                before = grid.plan(candidates_of(specs, self.data), runs=self.runs / FOLDER, **self.how)
+        return before + grid.plan(specs, runs=self.runs, **self.how)
 
     def train(self, specs: Sequence[RunSpec]) -> Summary:
         """Train the runs, unless the images have changed since some of them were trained."""
         self.check(specs)
+        warn_of_budget(grid.plan(specs, runs=self.runs, **self.how), self.budget, self.where["jobs"])
         progress, on_event = not self.as_json and self.where["jobs"] == 1, None if self.as_json else show_event
         return grid.run(specs, progress=progress, on_event=on_event, **self.limits)
 

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,12 +59,14 @@ def reproduce_command(
     execution = Execution(device=device, weights=weights if starts else None)
     if precision is None:
         _name_other_precision(specs, runs, numbers)
+    plan = partial(grid.plan, runs=runs, execution=execution, on_gpu=on_gpu)
     if dry_run:
-        show_plan(grid.plan(specs, runs=runs, execution=execution, on_gpu=on_gpu), as_json)
+        show_plan(plan(specs), limit, jobs, as_json)
         return
     lacking = grid.lacking_weights(specs, execution)
     startable = [spec for spec in specs if spec not in lacking]
     grid.check_data(startable, after=recipe.after, runs=runs, data_root=data, download=download)
+    warn_of_budget(plan(startable), limit, jobs)
     summary = grid.reproduce(
         recipe, seeds=seeds, epochs=epochs, only=only, precision=numbers, runs=runs, budget=limit, jobs=jobs,
         on=on, gpus=gpus, data_root=data, download=download, execution=execution, progress=not as_json and jobs == 1,
@@ -136,8 +139,21 @@ def show_event(event: Event, prefix: str = "", *, err: bool = False) -> None:
         typer.echo(prefix + lines[event.kind], err=err)
 
 
-def show_plan(planned: Sequence[PlannedRun], as_json: bool) -> None:
-    """Print runs with their state and estimated time, and the sum."""
+def warn_of_budget(planned: Sequence[PlannedRun], budget: float | None, jobs: int) -> None:
+    """Say on the error stream if a budget, in seconds, ends before all runs, or before those of one seed."""
+    times: dict[int, float] = {}
+    for run in planned:
+        times[run.spec.seed] = times.get(run.spec.seed, 0.0) + run.estimate.seconds / jobs
+    shortest, total = min(times.values(), default=0.0), sum(times.values())
+    if budget is not None and budget < total:
+        what, needs = ("all runs", total) if shortest <= budget else ("one run of every method", shortest)
+        start = f"maxsep: the budget of {format_seconds(budget)} is too short for {what}"
+        typer.echo(f"{start}, about {format_seconds(needs)}; the same command continues", err=True)
+
+
+def show_plan(planned: Sequence[PlannedRun], budget: float | None, jobs: int, as_json: bool) -> None:
+    """Print runs with their state and estimated time, and the sum; warn of a budget that is too short."""
+    warn_of_budget(planned, budget, jobs)
     if as_json:
         rows = [{"name": run.spec.name, "state": run.state, **asdict(run.estimate)} for run in planned]
         typer.echo(json.dumps(rows))

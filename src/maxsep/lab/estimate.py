@@ -98,15 +98,15 @@ def num_train(spec: RunSpec, sizes: Sequence[int] | None = None) -> int:
 
 
 def parse_budget(text: str | float) -> float:
-    """Read a time budget in seconds from text such as `25m`, `1h30m`, `90s` or a number of seconds."""
-    source = (text if isinstance(text, str) else f"{text:.12f}").strip().lower()  # a number may print as 1e-09
+    """Read a time budget in seconds from text with units, such as `25m`, `1h30m` or `90s`; a number is in seconds."""
+    seconds = 0.0 if isinstance(text, str) else float(text)
     number = r"(\d+\.?\d*|\.\d+)"
-    pieces = re.fullmatch(rf"(?:{number}d)?(?:{number}h)?(?:{number}m(?:in)?)?(?:{number}s?)?", source)
-    units = (86400, 3600, 60, 1)
-    seconds = sum(float(piece or 0) * unit for piece, unit in zip(pieces.groups(), units, strict=True)) if pieces else 0
+    units = rf"(?:{number}d)?(?:{number}h)?(?:{number}m(?:in)?)?(?:{number}s)?"
+    if isinstance(text, str) and (pieces := re.fullmatch(units, text.strip().lower())):
+        seconds = sum(float(n or 0) * unit for n, unit in zip(pieces.groups(), (86400, 3600, 60, 1), strict=True))
     if not seconds > 0:
-        raise ValueError(f"a time budget must be a positive time such as 25m, 1h30m, 90s or 2h, got {text!r}.")
-    return float(seconds)
+        raise ValueError(f"a time budget must be a positive time with its unit: 25m, 1h30m, 90s or 2h, got {text!r}.")
+    return seconds
 
 
 def format_seconds(seconds: float) -> str:

@@ -52,15 +52,7 @@ BASELINE = Recipe(
     about="Question 2 of docs/plan.md: "
     "what brings the gain on CIFAR-10: the matrix, its radius, or a plain baseline that starts unstable?",
     blocks=(
-        Block(
-            settings=(_STEEP,),
-            arms=(
-                *RESNET_ARMS,
-                *CHANGES.values(),
-                CONTROL,
-                WARM_MATRIX,
-            ),
-        ),
+        Block(settings=(_STEEP,), arms=(*RESNET_ARMS, *CHANGES.values(), CONTROL, WARM_MATRIX)),
         Block(settings=(_CONFIRMATION,), arms=(PLAIN, CHANGES["warm-up"])),
     ),
     seeds=seeds(3),
@@ -71,11 +63,6 @@ BASELINE = Recipe(
 ARITHMETIC = Recipe(  # run from Python (docs/reproducing.md): neither compilation nor TF32 is part of a spec
     name="arithmetic",
     about="Question 2 of docs/plan.md: does the plain baseline start as unstably in float32 as in bfloat16?",
-    blocks=(
-        Block(
-            settings=(_STEEP,),
-            arms=(Arm(head="plain", changes=options(precision="32-true", stop_after=40)),),
-        ),
-    ),
+    blocks=(Block(settings=(_STEEP,), arms=(Arm(head="plain", changes=options(precision="32-true", stop_after=40)),)),),
     seeds=seeds(3),
 )

@@ -80,12 +80,7 @@ FIXED = Recipe(
     blocks=(
         Block(
             settings=cifar(RESNET),  # the paper does not name the network; it compares with Table 1
-            arms=(
-                *RESNET_ARMS,
-                Arm(head="learnable_matrix", radius=RADIUS),
-                Arm(head="extra_layer"),
-                Arm(head="etf"),
-            ),
+            arms=(*RESNET_ARMS, Arm(head="learnable_matrix", radius=RADIUS), Arm(head="extra_layer"), Arm(head="etf")),
         ),
     ),
     seeds=seeds(3),

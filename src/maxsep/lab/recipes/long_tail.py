@@ -76,10 +76,7 @@ LONG_TAIL = Recipe(
     about="Table on long-tailed methods (LDAM and MiSLAS): "
     "does the matrix still help together with a method for long tails?",
     blocks=(
-        Block(
-            settings=tuple(_RESNET32.replace(schedule="ldam", imbalance=tail) for tail in _TAILS),
-            arms=_ldam_arms(),
-        ),
+        Block(settings=tuple(_RESNET32.replace(schedule="ldam", imbalance=tail) for tail in _TAILS), arms=_ldam_arms()),
         Block(settings=tuple(_STAGE1.replace(imbalance=tail) for tail in _TAILS), arms=PAIR),
         *map(_second_stage, _TAILS),
     ),

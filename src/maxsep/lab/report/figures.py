@@ -7,18 +7,7 @@ from typing import Any
 
 from maxsep.lab.report.statistics import Difference, signed
 from maxsep.lab.report.summary import Gain
-from maxsep.lab.report.svg import (
-    INK,
-    RULE,
-    SOFT,
-    Figure,
-    canvas,
-    colour_of,
-    finish,
-    heading,
-    legend_below,
-    panels,
-)
+from maxsep.lab.report.svg import INK, RULE, SOFT, Figure, canvas, colour_of, finish, heading, legend_below, panels
 from maxsep.packages import load_package
 
 _DASHES: dict[str, Any] = {"scaled": (0, (5, 2)), "control": (0, (1.5, 1.5))}
