@@ -67,6 +67,27 @@ def test_equal_differences_of_three_seeds_have_a_word_and_are_no_finding(tmp_pat
     assert wide.table.rows[0].cells[1].text == "50.00", "an interval of all of 0 to 100 says nothing"
 
 
+def test_a_test_set_too_small_for_a_point_is_not_blamed_on_the_seeds(tmp_path, run_folder):
+    """One of 30 test images is 3.3 points: more seeds narrow an interval, but never show 1 point."""
+    base, counts = RunSpec(), {"num_test": 30, "class_counts": [100] * 10}
+    specs = [base.replace(head=head, seed=seed) for seed in range(3) for head in ("plain", "maxsep")]
+    changes = [0, 1, -1, 1, 0, -1]
+    metrics = [{"top1": 0.8 + n / 30, "balanced": 0.8, **counts} for n in changes]
+    runs = [Run(run_folder(tmp_path / "runs", s, metrics=m)) for s, m in zip(specs, metrics, strict=True)]
+    found, text = verdict(specs, runs), io.StringIO()
+    found.show(Console(file=text, width=200))
+    data = json.loads(write_page(found, tmp_path / "page").with_name("report.json").read_text())
+    page = (tmp_path / "page" / "report.md").read_text().partition("About one interval")[2]
+    assert (data["comparisons"][0]["word"], data["comparisons"][0]["repetitions_needed"]) == (
+        "too few test images",
+        None,
+    )
+    for written in (text.getvalue(), page):
+        assert "3.3 points" in written
+        assert "too few test images" in written
+        assert "too few seeds" not in written.lower()
+
+
 def test_terminal_json_page_and_report_say_the_same(compared, tmp_path):
     found = compared(specs_of())
     text = io.StringIO()

@@ -64,6 +64,8 @@ def test_as_many_repetitions_as_it_asks_for_would_show_a_point_and_there_are_too
     assert half[1] <= 0.01 < half[0]
     assert Difference(-0.0035, -0.012, 0.005, 3, std=0.0034).to_dict()["repetitions_needed"] == 4
     assert Difference(0.02, 0.01, 0.03, 3, std=0.004).repetitions_needed is None
+    coarse = Difference(0.0, -0.009, 0.009, 30, std=0.01, step=1 / 30)
+    assert (coarse.word, coarse.repetitions_needed) == ("too few test images", None)
 
 
 def test_reached_takes_welchs_interval_where_the_paper_has_five_runs():

@@ -106,14 +106,16 @@ class Verdict:
         if not matrix and (failed := [control for control in controls if control in self.setting.untrained]):
             return f"The control {self._shortfall(failed[0])}; nothing can be said about the matrix."
         if all(c.difference.low is None for c in matrix):
-            return "Too few seeds: no comparison of the matrix with its control has an interval yet."
+            few = matrix[0].difference.word if matrix else "too few seeds"
+            return f"{few.capitalize()}: no comparison of the matrix with its control has an interval yet."
         if apart := [c for c in matrix if c.difference.excludes_zero]:
             points = [
                 f"{c.method} is {c.difference.word} than {c.other} ({c.difference.format()} points)" for c in apart
             ]
             return "; ".join(points) + "."
         none = all(c.difference.word.startswith("no difference") for c in matrix)
-        end = "none is larger than 1 point" if none else "some intervals are wider than 1 point: use more seeds"
+        more = "test images" if self.points > 1 else "seeds"
+        end = "none is larger than 1 point" if none else f"some intervals are wider than 1 point: use more {more}"
         return f"No difference between the matrix and its control is visible; {end}."
 
     @property
@@ -252,7 +254,9 @@ def verdict(
     setting = Setting(specs[0], tidy(collection))
     reasons = {method: why_untrained(list(some.values()), reference) for method, some in setting.runs.items()}
     setting.untrained = {method: why for method, why in reasons.items() if why}
-    return Verdict(tuple(specs), collection, setting, reference, tuple(choices), tuple(test_counts))
+    result = Verdict(tuple(specs), collection, setting, reference, tuple(choices), tuple(test_counts))
+    setting.step = result.points / 100
+    return result
 
 
 def write_page(result: Verdict, out: str | Path, *, data_root: str | Path | None = None) -> Path:

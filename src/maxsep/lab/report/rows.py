@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maxsep.analysis import accuracy_by_shot
@@ -57,6 +57,8 @@ class Setting:
     """The other fields in which it differs from settings of the same dataset, network and imbalance."""
     untrained: dict[Method, list[str]] = field(default_factory=dict)
     """Methods that did not train, and why: nothing is compared with them."""
+    step: float = 0.0
+    """What one test image changes of the metric that decides, as a fraction, if known."""
 
     def __post_init__(self) -> None:
         """Index the rows."""
@@ -130,7 +132,8 @@ class Setting:
         if other is None or other == method:
             return None
         lower = metric.split()[-1] in LOWER_IS_BETTER
-        return Difference.paired(self.values(method, metric), self.values(other, metric), self.unit, lower)
+        found = Difference.paired(self.values(method, metric), self.values(other, metric), self.unit, lower)
+        return None if found is None else replace(found, step=self.step)
 
     def baseline(self, method: Method) -> Method | None:
         """Return the baseline of a method, if it was run; a baseline of another loss is compared with cross-entropy."""

@@ -54,6 +54,8 @@ class Difference:
     p: float | None = None
     unit: str = "seed"
     lower_is_better: bool = False
+    step: float = 0.0
+    """What one test image changes: where that is more than a point, no number of repetitions shows a point."""
 
     @classmethod
     def paired(
@@ -97,14 +99,16 @@ class Difference:
     def word(self) -> str:
         """`better`, `worse`, `no difference larger than 1 point`, or `too few seeds`; empty for one repetition.
 
-        Equal differences have no spread to take an interval from: there are too few of them too.
+        Equal differences have no spread to take an interval from: there are too few of them too. Where one test image
+        is more than a point, `too few test images` takes the place of the last two words.
         """
+        few = f"too few {'test image' if self.step > MARGIN else self.unit}s"
         if self.low is None or self.high is None:
-            return f"too few {self.unit}s" if self.n > 1 else ""
+            return few if self.n > 1 else ""
         if self.excludes_zero:
             return "better" if (self.estimate < 0) == self.lower_is_better else "worse"
-        within = self.low >= -MARGIN and self.high <= MARGIN
-        return "no difference larger than 1 point" if within else f"too few {self.unit}s"
+        within = self.low >= -MARGIN and self.high <= MARGIN and self.step <= MARGIN
+        return "no difference larger than 1 point" if within else few
 
     @property
     def agreement(self) -> str:
@@ -124,7 +128,7 @@ class Difference:
 
         The half-width of the interval falls to one point.
         """
-        if not self.std or self.low is None or not self.word.startswith("too few"):
+        if not self.std or self.low is None or self.word != f"too few {self.unit}s":
             return None
         enough = (n for n in range(self.n + 1, _MOST) if _quantile(n - 1) * self.std / math.sqrt(n) <= MARGIN)
         return next(enough, _MOST)
@@ -146,6 +150,8 @@ class Difference:
         estimate, _, ends = self.format().partition(" ")
         line = f"{estimate} points{' ' + ends if ends else ''}, {plural(self.n, self.unit)}"
         advice = f" (about {needed} would show 1 point)" if (needed := self.repetitions_needed) else ""
+        if self.word == "too few test images":
+            advice = f" (one is {100 * self.step:.1f} points: more {self.unit}s cannot show 1 point)"
         return f"{line}: {self.word}{advice}" if self.word else line
 
     def to_dict(self) -> dict[str, Any]:
