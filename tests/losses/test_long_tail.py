@@ -108,6 +108,23 @@ def test_special_cases_are_torchs_cross_entropy(counts, smoothing, seed):
     close(without_margin, F.cross_entropy(3 * x, target, weight=weight), rtol=1e-13, atol=1e-15)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_mixed_targets_are_class_probabilities_where_cross_entropy_takes_them(reduction):
+    x, target = draw()
+    mixed = (0.7 * F.one_hot(target, 4) + 0.3 * F.one_hot(target.flip(0), 4)).float()
+    for build in (LOSSES["logit_adjusted"], LOSSES["balanced_softmax"]):
+        loss = build(reduction=reduction)
+        parts = 0.7 * loss(x, target) + 0.3 * loss(x, target.flip(0))
+        torch.testing.assert_close(loss(x, mixed), parts, atol=1e-6, rtol=1e-6)
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x, mixed), loss(x, mixed))
+        with pytest.raises(ValueError, match="target"):
+            loss(x, mixed[:, :3])
+    for build in (LOSSES["ldam"], LOSSES["label_aware_smoothing"]):
+        with pytest.raises(TypeError, match="target"):
+            build(reduction=reduction)(x, mixed)
+
+
 @every_loss
 def test_gradients_and_reductions(build):
     x, target = draw()
