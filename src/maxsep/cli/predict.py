@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,10 @@ def predict_command(
     device: app.Device = "auto",
     as_json: app.Json = False,
 ) -> None:
-    """Classify images: path, class, probability, score, and `unknown` if the score is below the threshold."""
+    """Classify images: path, class, probability, score, and `unknown` if the score is below the threshold.
+
+    Images that cannot be read are listed at the end, on the error stream; the exit code is 2 if none can be read.
+    """
     classifier = open_model(model, device)
     score = classifier.score if score is None else score
     limit = classifier.threshold(score) if threshold is None else threshold
@@ -54,10 +57,7 @@ def predict_command(
         label_width = max(len(printable(label)) for label in classifier.labels)
         for prediction in readable():
             typer.echo(_line(prediction, width, label_width))
-    for item in unreadable:
-        typer.echo(f"maxsep: {printable(item.reason)}", err=True)
-    if unreadable:
-        raise typer.Exit(2)
+    _show_unreadable(unreadable, len(files.images) + len(files.missing))
 
 
 def export_command(
@@ -78,6 +78,16 @@ def _print_json(
         typer.echo(", " * bool(number) + json.dumps(_as_dict(prediction)), nl=False)
     rest = {"skipped": list(map(str, skipped)), "unreadable": [asdict(item) for item in unreadable]}
     typer.echo("], " + json.dumps(rest).removeprefix("{"))
+
+
+def _show_unreadable(unreadable: Sequence[Unreadable], total: int) -> None:
+    """Print a line for each image that cannot be read, and their number; exit with 2 if these are all images."""
+    for item in unreadable:
+        typer.echo(f"maxsep: {printable(item.reason)}", err=True)
+    if unreadable and total > 1:
+        typer.echo(f"maxsep: {len(unreadable):,} of {total:,} images could not be read", err=True)
+    if unreadable and len(unreadable) == total:
+        raise typer.Exit(2)
 
 
 def _explain(classifier: Classifier, score: str, limit: float | None, *, from_run: bool) -> str:
