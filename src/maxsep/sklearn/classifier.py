@@ -33,6 +33,7 @@ from maxsep.sklearn.training import (
     Training,
     as_tensor,
     hold_out,
+    pick_device,
     standardisation,
     weigh,
 )
@@ -281,14 +282,6 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        try:
-            return torch.device(self.device)
-        except RuntimeError as error:
-            raise ValueError(f"device must be 'auto' or a device of torch, got {self.device!r}") from error
-
     def _structure(self) -> dict[str, Any]:
         sizes: Any = self.hidden_layer_sizes
         sizes = [sizes] if isinstance(sizes, Integral) else sizes
@@ -312,7 +305,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         if not any(True for _ in head.parameters()):
             self._check_fixed(head, widths[-1] if layers else 0)
         standardise = standardisation(data)
-        like = torch.empty(0, dtype=torch.float32) if self._device().type == "mps" else as_tensor(data.x[:1])
+        like = torch.empty(0, dtype=torch.float32) if pick_device(self.device).type == "mps" else as_tensor(data.x[:1])
         self.module_ = nn.Sequential(standardise, *layers, head).to(like.dtype).eval()  # Apple's GPUs have no float64
         self.loss_curve_, self.validation_curve_, self._moments = [], None, {}
         self._generator_state = torch.Generator("cpu").manual_seed(seed).get_state()
@@ -329,7 +322,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         """Train `module_` for some epochs, from where it was; return what went wrong, or ""."""
         if changed := [name for name, value in self._structure().items() if value != self._built[name]]:
             raise ValueError(f"{changed[0]} must be {self._built[changed[0]]}, as in the first fit, to go on from it")
-        device = self._device()
+        device = pick_device(self.device)
         self.module_.to(device)
         generator = torch.Generator("cpu")
         generator.set_state(self._generator_state)

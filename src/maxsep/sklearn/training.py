@@ -40,6 +40,19 @@ class Samples(NamedTuple):
         return Samples(standardise(as_tensor(self.x).to(like)), self.target.to(like.device), self.weight.to(like))
 
 
+def pick_device(name: str | torch.device) -> torch.device:
+    """Return a device that torch can use on this machine; `auto` is its accelerator, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    try:
+        torch.zeros(1, device=name).item()
+    except (AssertionError, RuntimeError) as error:  # torch.device also makes devices that are not there
+        known = "'auto' or 'cpu'" if accelerator is None else f"'auto', 'cpu' or '{accelerator.type}'"
+        raise ValueError(f"device must be {known} on this machine, got {str(name)!r}") from error
+    return torch.device(name)
+
+
 def as_tensor(x: Any) -> Tensor:
     """Return features, which may be sparse, as a dense tensor on the CPU."""
     if isinstance(x, Tensor):
