@@ -6,8 +6,6 @@ of the diagonal in row i, the paper's recursion unrolls (docs/theory.md) to
     P[i, i] = s_i = sqrt(C/k) sqrt(n / (n+1)),    P[i, j] = -r_i = -s_i / n for j > i,    0 for j < i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Calibration error, and accuracy of classes with many, medium and few training images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

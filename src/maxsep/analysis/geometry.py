@@ -9,8 +9,6 @@ References:
     unconstrained features. NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

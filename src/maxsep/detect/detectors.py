@@ -1,7 +1,5 @@
 """Detectors: a model with a score of its inputs, higher = more in-distribution."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

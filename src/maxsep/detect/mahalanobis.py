@@ -4,8 +4,6 @@ Reference: K. Lee, K. Lee, H. Lee and J. Shin. A simple unified framework for de
 adversarial attacks. NeurIPS 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Metrics of scores, higher = more in-distribution: exact under ties, as counts are integers until the division."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

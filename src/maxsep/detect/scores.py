@@ -8,8 +8,6 @@ References:
     ICLR 2022 (maximum logit).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Heads with something else in the place of the matrix: optimised prototypes, trained layers, a rotated matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Self

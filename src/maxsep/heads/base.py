@@ -1,7 +1,5 @@
 """What every head is: features in, logits out, a radius that travels with the checkpoint, and a plain form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self

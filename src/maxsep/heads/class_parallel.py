@@ -10,8 +10,6 @@ target) from every rank give all ranks the loss and the probability of each rank
 sum of the logits' gradients over all later classes, which follows from these probabilities: only x's gradient is sent.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Collective calls of torch.distributed inside autograd: what is summed, averaged or gathered, forward and backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

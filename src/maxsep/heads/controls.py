@@ -1,9 +1,7 @@
 """Heads without the matrix, with which every result of the matrix is compared, and a trained scale for logits."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +79,7 @@ class ControlHead(_LinearHead):
             parameter.sub_(parameter.mean(0))
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, radius: float = 1.0) -> ControlHead:
+    def from_linear(cls, linear: nn.Linear, radius: float = 1.0) -> Self:
         """Convert a trained nn.Linear without changing a probability: the rows minus their mean, over the scale.
 
         `MaxSeparationHead.from_linear` of the same layer has the same logits, and the same ones in training by SGD.

@@ -4,8 +4,6 @@ The paper's "LDAM with the matrix" can be read in two ways: the matrix behind a 
 cosines with the columns of the matrix (`maxsep_cosine`, with its control `centred_cosine`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

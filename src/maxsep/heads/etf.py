@@ -1,7 +1,5 @@
 """The simplex directly on the features, with nothing trained after them but an optional bias: `etf`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """The paper's head: a trained layer to C-1 outputs, then the fixed matrix P."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -172,9 +170,7 @@ class MaxSeparationHead(LayerHead, _Ordered):
         return self.compose(self.weight), None if self.bias is None else self.compose(self.bias)
 
     @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, radius: float = 1.0, *, class_order: ClassOrder = None
-    ) -> MaxSeparationHead:
+    def from_linear(cls, linear: nn.Linear, radius: float = 1.0, *, class_order: ClassOrder = None) -> Self:
         """Convert a trained nn.Linear without changing a probability.
 
         weight = (C-1)/C / radius * P W: the exact inverse on the plane of zero-sum logits; the mean logit, which
@@ -186,7 +182,7 @@ class MaxSeparationHead(LayerHead, _Ordered):
         True
         """
 
-        def convert(head: MaxSeparationHead, centred: Tensor) -> Tensor:
+        def convert(head: Self, centred: Tensor) -> Tensor:
             rows = centred if head.class_order is None else centred[head.class_order]
             return adjoint(rows.movedim(0, -1), (head.num_classes - 1) / head.num_classes / head.radius).movedim(-1, 0)
 

@@ -1,7 +1,5 @@
 """One registry of head names, for comparisons, recipes and the command line."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar

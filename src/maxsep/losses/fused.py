@@ -1,7 +1,5 @@
 """Cross-entropy of a head or a linear layer without its logits in memory."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Cross-entropies for long-tailed data, built from the number of training samples of every class."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Mixup: batches in which every sample is a mixture of two."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

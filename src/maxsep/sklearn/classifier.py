@@ -1,7 +1,5 @@
 """The estimator: a small network that ends in a head, trained by Adam, or by SGD as in docs/theory.md."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,11 +1,9 @@
 """Sample weights, standardisation, hold-out, optimisers and early stopping of the estimator."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,16 +26,17 @@ class Samples(NamedTuple):
     target: Tensor
     weight: Tensor
 
-    def rows(self, index: Any) -> Samples:
+    def rows(self, index: Any) -> Self:
         """Return some of the samples."""
         x = self.x[index.numpy(force=True)] if sparse.issparse(self.x) else self.x[index]
-        return Samples(x, self.target[index], self.weight[index])
+        return self._replace(x=x, target=self.target[index], weight=self.weight[index])
 
     @torch.no_grad()
-    def standardised(self, standardise: nn.Module) -> Samples:
+    def standardised(self, standardise: nn.Module) -> Self:
         """Return the samples behind the network's first layer, which is not trained, on its device and in its dtype."""
         like = next(standardise.buffers())
-        return Samples(standardise(as_tensor(self.x).to(like)), self.target.to(like.device), self.weight.to(like))
+        x = standardise(as_tensor(self.x).to(like))
+        return self._replace(x=x, target=self.target.to(like.device), weight=self.weight.to(like))
 
 
 def pick_device(name: str | torch.device) -> torch.device:

@@ -1,7 +1,5 @@
 """Replace the classifier of a model by a head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any

@@ -1,7 +1,5 @@
 """Replace heads by plain torch layers with the same logits, for inference without maxsep."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Add classes to a trained head without moving the old ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

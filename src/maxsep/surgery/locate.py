@@ -1,7 +1,5 @@
 """Find the layer of a model that computes its logits, and refuse layers that must not be replaced."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

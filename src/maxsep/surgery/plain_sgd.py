@@ -1,7 +1,5 @@
 """Replace the matrix by a plain layer that SGD goes on training in exactly the same way."""
 
-from __future__ import annotations
-
 from itertools import chain, compress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A head in the place of a 1 x 1 convolution."""
 
-from __future__ import annotations
-
 from typing import TypeGuard
 
 import torch

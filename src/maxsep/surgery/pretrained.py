@@ -1,7 +1,5 @@
 """Let transformers models with heads be saved as plain ones, and load plain weights while they train."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any

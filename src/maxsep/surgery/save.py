@@ -1,7 +1,5 @@
 """Save a model as weights in safetensors and a description in JSON, with a checksum for each, and load it."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Sequence
