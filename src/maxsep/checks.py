@@ -72,8 +72,9 @@ def as_tensor(name: str, values: Any, **options: Any) -> Tensor:
         raise TypeError(f"{name} must be numbers, got {_describe(values)}") from error
 
 
-def check_last_dimension(x: Tensor, expected: int, meaning: str) -> None:
-    """Raise unless the last dimension of x has `expected` entries."""
+def check_features(x: Any, expected: int, meaning: str) -> None:
+    """Raise unless x is a floating-point tensor whose last dimension has `expected` entries."""
+    check_floating(x)
     if x.dim() == 0 or x.shape[-1] != expected:
         advice = "; pool feature maps first" if x.dim() == 4 and x.shape[1] == expected else ""
         raise ValueError(f"the last dimension of x must be {meaning} = {expected}, got shape {tuple(x.shape)}{advice}")
@@ -92,16 +93,14 @@ def check_per_class(name: str, values: Any, num_classes: int, device: torch.devi
     return numbers
 
 
-def check_index_type(target: Any) -> None:
-    """Raise unless target is a tensor of int64 class indices."""
+def check_target(target: Any, shape: torch.Size, num_classes: int, ignored: int = IGNORED) -> None:
+    """Raise unless target holds int64 class indices or `ignored`, in this shape; read where that needs no waiting."""
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor of class indices, got {_describe(target)}")
     if target.dtype != torch.int64:
         raise TypeError(f"target must hold class indices of dtype torch.int64, got {target.dtype}")
-
-
-def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> None:
-    """Raise for a label that is neither a class nor `ignored`, where labels can be read without waiting."""
+    if target.shape != shape:
+        raise ValueError(f"target must be {tuple(shape)}, a label per sample, got {tuple(target.shape)}")
     if not can_look(target):
         return
     target = target.reshape(-1)
@@ -112,14 +111,14 @@ def check_labels(target: Tensor, num_classes: int, ignored: int = IGNORED) -> No
         raise ValueError(f"target must hold {allowed}, got {int(target[position])} at position {position}")
 
 
-def check_samples(name: str, rows: Any, labels: Any) -> None:
-    """Raise unless rows are a floating-point tensor (N, D) and labels a tensor (N,), of at least one sample."""
+def check_samples(name: str, rows: Any, labels: Any, *, least: int = 1) -> None:
+    """Raise unless rows are a floating-point tensor (N, D) and labels a tensor (N,), of at least so many samples."""
     check_floating(rows, name)
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, got {_describe(labels)}")
-    if rows.ndim != 2 or labels.shape != rows.shape[:1] or not len(labels):
+    if rows.ndim != 2 or labels.shape != rows.shape[:1] or len(labels) < least:
         shapes = f"{tuple(rows.shape)} and {tuple(labels.shape)}"
-        raise ValueError(f"{name} must be (N, D) and labels (N,) with N >= 1, got {shapes}")
+        raise ValueError(f"{name} must be (N, D) and labels (N,) with N >= {least}, got {shapes}")
 
 
 def check_class_counts(class_counts: Any) -> Tensor:

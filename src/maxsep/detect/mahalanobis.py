@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from maxsep.checks import check_floating, check_number
+from maxsep.checks import check_floating, check_number, check_samples
 from maxsep.detect.detectors import Detector, batches, device_of, evaluation_mode, step_direction
 from maxsep.detect.scores import to_float64
 
@@ -102,10 +102,7 @@ class Mahalanobis:
         self._whitening: Tensor | None = None  # (D, R); times its transpose it is pinv(covariance)
 
     def _check_batch(self, features: Tensor, labels: Tensor) -> None:
-        check_floating(features, "features")
-        if features.ndim != 2 or not isinstance(labels, Tensor) or labels.shape != features.shape[:1]:
-            shapes = [tuple(getattr(values, "shape", ())) for values in (features, labels)]
-            raise ValueError(f"features must be (N, D) and labels a tensor (N,), got {shapes[0]} and {shapes[1]}")
+        check_samples("features", features, labels, least=0)
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise TypeError(f"labels must be integers, got dtype {labels.dtype}")
         if self._count and features.shape[1] != self.means.shape[1]:

@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep.checks import check_count, check_floating, check_last_dimension, check_number
+from maxsep.checks import check_count, check_features, check_number
 from maxsep.ops import separate, widened
 
 torch.fx.wrap("separate")  # a symbolic trace keeps the product as one call
@@ -92,7 +92,7 @@ class Head(FixedRadius):
     def _checked(self, x: Tensor) -> Tensor:
         value: object = x
         if not isinstance(value, torch.fx.Proxy):  # a symbolic trace has no shapes to check
-            check_last_dimension(check_floating(value), self.in_features, "in_features")
+            check_features(value, self.in_features, "in_features")
         return x
 
 

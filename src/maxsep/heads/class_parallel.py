@@ -21,13 +21,11 @@ from maxsep.checks import (
     IGNORED,
     Reduction,
     check_count,
-    check_floating,
-    check_index_type,
-    check_labels,
-    check_last_dimension,
+    check_features,
     check_number,
     check_per_class,
     check_reduction,
+    check_target,
 )
 from maxsep.heads.base import FixedRadius, default_init
 from maxsep.heads.collectives import Group, all_gather, gather_samples, mean_gradients, own_samples, sum_gradients
@@ -221,16 +219,15 @@ class ClassParallelHead(FixedRadius):
             self._check_own(x, *loss)
 
     def _check_own(self, x: Any, *loss: Any) -> None:
-        check_last_dimension(check_floating(x), self.in_features, "in_features")
+        check_features(x, self.in_features, "in_features")
         if loss:
             target, weight, reduction, smoothing, ignore_index = loss
             check_reduction(reduction)
             check_number("label_smoothing", smoothing, "a number in [0, 1]")
-            check_index_type(target)
-            if x.dim() != 2 or target.shape != x.shape[:1]:
-                raise ValueError(f"x must be (B, {self.in_features}) and target (B,), got {x.shape} and {target.shape}")
+            if x.dim() != 2:
+                raise ValueError(f"x must be (B, {self.in_features}), got shape {tuple(x.shape)}")
             check_per_class("weight", weight, self.num_classes, x.device)
-            check_labels(target, self.num_classes, ignore_index)
+            check_target(target, x.shape[:1], self.num_classes, ignore_index)
 
     @_disable_dynamo  # a graph break; torch.compiler.disable would import much
     def _check_on_all_ranks(self, x: Any, *loss: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from maxsep.checks import as_tensor, check_last_dimension
+from maxsep.checks import as_tensor, check_features
 from maxsep.heads.base import FixedRadius, LayerHead
 from maxsep.heads.registry import register
 from maxsep.ops import adjoint, separate, separate_linear
@@ -111,7 +111,7 @@ class MaxSeparation(_Ordered):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of x."""
         if isinstance(x, Tensor):
-            check_last_dimension(x, self.num_classes - 1, "num_classes - 1")
+            check_features(x, self.num_classes - 1, "num_classes - 1")
         return self._in_class_order(separate(x, self.radius))
 
 

@@ -9,13 +9,12 @@ from torch.nn import functional as F
 from maxsep.checks import (
     IGNORED,
     Reduction,
+    check_features,
     check_floating,
-    check_index_type,
-    check_labels,
-    check_last_dimension,
     check_number,
     check_per_class,
     check_reduction,
+    check_target,
 )
 from maxsep.heads import ControlHead, MaxSeparationHead, PlainHead, ScaledHead
 from maxsep.ops.linear_cross_entropy import Algorithm, Impl, choose_algorithm, layer_logsumexp, weighted_sum_of_losses
@@ -153,9 +152,12 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
             raise TypeError(f"{name} must hold whole tensors, got a DTensor: {advice}")
     if any(kind.__name__ == "FSDPModule" for kind in type(head).__mro__):  # its gradient would be lost
         raise TypeError("head must be part of a larger fully_shard unit, got a unit of its own: call head(x)")
-    _check(x, target, weight)
     num_classes = len(weight) + (radius is not None)
-    check_labels(target, num_classes, ignore_index)
+    check_features(x, weight.shape[1], "in_features")
+    check_target(target, x.shape[:-1], num_classes, ignore_index)
+    if not x.device == target.device == weight.device:
+        devices = f"{x.device}, {target.device} and {weight.device}"
+        raise ValueError(f"x, target and head must be on one device, got {devices}")
     class_columns: Tensor | None = getattr(head, "class_columns", None)
     rows = _in_product_precision(x.reshape(target.numel(), x.shape[-1]), weight)  # x may have no features
     wide = wide_dtype(rows)
@@ -307,14 +309,3 @@ def _in_product_precision(x: Tensor, weight: Tensor) -> Tensor:
         allowed = "one dtype, or at most 32 bits each under autocast"
         raise TypeError(f"x and the head's weight must have {allowed}, got {x.dtype} and {weight.dtype}")
     return x
-
-
-def _check(x: Any, target: Any, weight: Tensor) -> None:
-    check_floating(x)
-    check_index_type(target)
-    check_last_dimension(x, weight.shape[1], "in_features")
-    if target.shape != x.shape[:-1]:
-        raise ValueError(f"target must be {tuple(x.shape[:-1])}, a label per sample, got {tuple(target.shape)}")
-    if not x.device == target.device == weight.device:
-        devices = f"{x.device}, {target.device} and {weight.device}"
-        raise ValueError(f"x, target and head must be on one device, got {devices}")

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from maxsep import checks
+from maxsep.checks import (
+    IGNORED,
+    Reduction,
+    can_look,
+    check_class_counts,
+    check_class_weights,
+    check_floating,
+    check_number,
+    check_reduction,
+    check_target,
+)
 
 PerClass = Sequence[float] | Tensor
 
@@ -23,24 +33,21 @@ class ClassCountLoss(nn.Module):
 
     takes_probabilities = False
 
-    def __init__(self, class_counts: PerClass, reduction: checks.Reduction) -> None:
+    def __init__(self, class_counts: PerClass, reduction: Reduction) -> None:
         super().__init__()
-        self.reduction = checks.check_reduction(reduction)
-        self.class_counts = checks.check_class_counts(class_counts)
+        self.reduction = check_reduction(reduction)
+        self.class_counts = check_class_counts(class_counts)
         self.num_classes = len(self.class_counts)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits (B, C) and class indices (B,), where -100 leaves a sample out."""
-        checks.check_floating(logits, "logits")
-        is_soft = self.takes_probabilities and isinstance(target, Tensor) and target.is_floating_point()
-        if not is_soft:
-            checks.check_index_type(target)
-            checks.check_labels(target, self.num_classes)
+        check_floating(logits, "logits")
         if logits.dim() != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(f"logits must be (batch, {self.num_classes}), got shape {tuple(logits.shape)}")
-        shape, kind = (logits.shape, "probabilities") if is_soft else (logits.shape[:1], "one index per row")
-        if target.shape != shape:
-            raise ValueError(f"target must be {tuple(shape)}, {kind}, got shape {tuple(target.shape)}")
+        if not (self.takes_probabilities and isinstance(target, Tensor) and target.is_floating_point()):
+            check_target(target, logits.shape[:1], self.num_classes)
+        elif target.shape != logits.shape:
+            raise ValueError(f"target must be {tuple(logits.shape)}, probabilities, got shape {tuple(target.shape)}")
         losses, weights = self._losses(logits if logits.dtype == torch.float64 else logits.float(), target)
         if self.reduction == "none":
             return losses
@@ -80,9 +87,9 @@ class LogitAdjustedLoss(ClassCountLoss):
     shift: Tensor
     takes_probabilities = True
 
-    def __init__(self, class_counts: PerClass, tau: float = 1.0, *, reduction: checks.Reduction = "mean") -> None:
+    def __init__(self, class_counts: PerClass, tau: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(class_counts, reduction)
-        self.tau = checks.check_number("tau", tau, "a number >= 0")
+        self.tau = check_number("tau", tau, "a number >= 0")
         counts = self.class_counts.double()
         self.register_buffer("shift", self.tau * (counts / counts.sum()).log(), persistent=False)
 
@@ -93,7 +100,7 @@ class LogitAdjustedLoss(ClassCountLoss):
     def _losses(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         is_soft = target.is_floating_point()
         losses = F.cross_entropy(x + self.shift.to(x), target.to(x) if is_soft else target, reduction="none")
-        return losses, torch.ones_like(losses) if is_soft else target != checks.IGNORED
+        return losses, torch.ones_like(losses) if is_soft else target != IGNORED
 
 
 class BalancedSoftmaxLoss(LogitAdjustedLoss):
@@ -107,7 +114,7 @@ class BalancedSoftmaxLoss(LogitAdjustedLoss):
     tensor(0.2877)
     """
 
-    def __init__(self, class_counts: PerClass, *, reduction: checks.Reduction = "mean") -> None:
+    def __init__(self, class_counts: PerClass, *, reduction: Reduction = "mean") -> None:
         super().__init__(class_counts, reduction=reduction)
         counts = self.class_counts.double()
         self.shift = (counts / counts.max()).log()  # recorded runs have this common shift, and its rounding
@@ -146,29 +153,29 @@ class LDAMLoss(ClassCountLoss):
         scale: float = 30.0,
         weight: PerClass | None = None,
         *,
-        reduction: checks.Reduction = "mean",
+        reduction: Reduction = "mean",
     ) -> None:
         super().__init__(class_counts, reduction)
-        self.max_margin = checks.check_number("max_margin", max_margin, "a number >= 0")
-        self.scale = checks.check_number("scale", scale, "a positive number")
+        self.max_margin = check_number("max_margin", max_margin, "a number >= 0")
+        self.scale = check_number("scale", scale, "a positive number")
         counts = self.class_counts.double()
         self.register_buffer("margins", self.max_margin * (counts.min() / counts) ** 0.25, persistent=False)
-        self.register_buffer("weight", checks.check_class_weights(weight, self.num_classes), persistent=False)
+        self.register_buffer("weight", check_class_weights(weight, self.num_classes), persistent=False)
 
     def reweight(self, weight: PerClass | None) -> None:
         """Use other class weights from now on, equal ones for None, in place: steps in a CUDA graph use them too."""
-        self.weight.copy_(checks.check_class_weights(weight, self.num_classes))
+        self.weight.copy_(check_class_weights(weight, self.num_classes))
 
     def _losses(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         self._warn_unless_cosines(x)
         is_target = target[:, None] == torch.arange(self.num_classes, device=x.device)
         losses = F.cross_entropy(self.scale * (x - self.margins.to(x) * is_target), target, reduction="none")
-        weights = self.weight.to(x)[target.clamp(min=0)] * (target != checks.IGNORED)
+        weights = self.weight.to(x)[target.clamp(min=0)] * (target != IGNORED)
         return weights * losses, weights
 
     def _warn_unless_cosines(self, x: Tensor) -> None:
         """Warn once of logits that no cosine head gives; cosines behind the matrix may exceed 1, but hardly 10."""
-        if self._warned or self.scale == 1 or not checks.can_look(x) or not x.numel():
+        if self._warned or self.scale == 1 or not can_look(x) or not x.numel():
             return
         largest = x.detach().abs().max().item()
         if largest > 10:
@@ -196,11 +203,11 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
     smoothing: Tensor
 
     def __init__(
-        self, class_counts: PerClass, smooth_head: float, smooth_tail: float, *, reduction: checks.Reduction = "mean"
+        self, class_counts: PerClass, smooth_head: float, smooth_tail: float, *, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(class_counts, reduction)
-        head = checks.check_number("smooth_head", smooth_head, "a number in [0, 1]")
-        tail = checks.check_number("smooth_tail", smooth_tail, "a number in [0, 1]")
+        head = check_number("smooth_head", smooth_head, "a number in [0, 1]")
+        tail = check_number("smooth_tail", smooth_tail, "a number in [0, 1]")
         counts = self.class_counts.double()
         span = counts.max() - counts.min()
         place = (counts - counts.min()) / span if span > 0 else torch.ones_like(counts)
@@ -208,7 +215,7 @@ class LabelAwareSmoothingLoss(ClassCountLoss):
         self.register_buffer("smoothing", smoothing, persistent=False)
 
     def _losses(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        is_counted = target != checks.IGNORED
+        is_counted = target != IGNORED
         log_p = F.log_softmax(x, dim=1)
         smoothing = self.smoothing.to(x)[target.clamp(min=0)]
         losses = (1 - smoothing) * F.nll_loss(log_p, target, reduction="none") - smoothing * log_p.mean(1)
@@ -231,8 +238,8 @@ def effective_number_weights(
     >>> effective_number_weights([500, 50, 5])
     tensor([0.0277, 0.2708, 2.7015])
     """
-    counts = checks.check_class_counts(class_counts).double()
-    beta = checks.check_number("beta", beta, "a number in [0, 1)")
+    counts = check_class_counts(class_counts).double()
+    beta = check_number("beta", beta, "a number in [0, 1)")
     # expm1 avoids the cancellation in 1 - beta^n for beta near 1; the common factor 1 - beta drops out
     inverse = -1 / torch.expm1(counts * (math.log(beta) if beta > 0 else -math.inf))
     weights = inverse * (len(counts) / inverse.sum())
