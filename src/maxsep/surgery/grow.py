@@ -144,10 +144,6 @@ def _pad_zeros(rows: Tensor, new_classes: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros(new_classes, *rows.shape[1:])])
 
 
-def _pad_mean(rows: Tensor, new_classes: int) -> Tensor:
-    return torch.cat([rows, rows.mean(0, keepdim=True).expand(new_classes, *rows.shape[1:])])
-
-
 def _check_optimiser(optimiser: torch.optim.Optimizer, heads: list[Growable]) -> None:
     trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
     for head in heads:
@@ -171,7 +167,7 @@ def _carry_state(optimiser: torch.optim.Optimizer, head: Growable, new: Growable
             return first_moment(value, new_classes)
         if isinstance(value, Tensor) and key in SECOND_MOMENTS:
             # not zero: the bias correction is over, and Adam would take its longest steps there
-            return _pad_mean(value, new_classes)
+            return torch.cat([value, value.mean(0, keepdim=True).expand(new_classes, *value.shape[1:])])
         return value
 
     for name, old in head.named_parameters(recurse=False):

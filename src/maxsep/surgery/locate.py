@@ -32,8 +32,6 @@ def locate(model: nn.Module, classifier: str | None = None) -> Classifiers:
     nn.Sequential or is the last child with a usual name. If several layers are possible, the error lists them. With the
     path `classifier`, auxiliary heads are left alone. The path of a bare nn.Linear is "".
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     refuse_wrapped(model)
     layers = _search(model) if classifier is None else [_at_path(model, classifier)]
     for path, layer in layers:
@@ -93,6 +91,8 @@ def _is_average(model: nn.Module) -> bool:
 
 
 def _wrapped(model: nn.Module) -> nn.Module | None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         module: nn.Module = model.module
         return module

@@ -67,7 +67,7 @@ def save(
     from maxsep import __version__
 
     safetensors = load_package("safetensors.torch", "save")
-    inner = _checked_model(model)
+    inner = unwrap(model)
     for name, tensor in _tensors(inner).items():
         if tensor.is_meta:
             raise ValueError(f"{name!r} must have values to be saved, got a tensor on the meta device")
@@ -130,22 +130,15 @@ def load(folder: str | PathLike[str], model: nn.Module) -> Metadata:
     True
     """
     safetensors = load_package("safetensors.torch", "save")
-    inner, path = _checked_model(model), Path(folder)
+    inner, path = unwrap(model), Path(folder)
     verify_folder(path, (WEIGHTS, DESCRIPTION))
     description = read_json(path / DESCRIPTION)
     _check_heads(description.pop("heads"), _describe_heads(inner))
     state = parse_file(path / WEIGHTS, safetensors.load_file)
-    _restore_tied(state, _tensors(inner))
     _check_tensors(state, _tensors(inner))
-    inner.load_state_dict(state, strict=False)  # strict would refuse views of other tensors, which are not stored
+    inner.load_state_dict(state, strict=False)  # tied tensors are stored once
     labels = description.pop("labels")
     return Metadata(labels=None if labels is None else tuple(labels), **description)
-
-
-def _checked_model(model: nn.Module) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    return unwrap(model)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -180,14 +173,6 @@ def _check_heads(saved: dict[str, dict[str, Any]], current: dict[str, dict[str, 
 
 def _list(kinds: dict[str, str]) -> str:
     return ", ".join(f"{kind} at {path!r}" for path, kind in kinds.items()) or "no head"
-
-
-def _restore_tied(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Add tensors that are tied in the model and therefore stored once."""
-    names = {(_memory(tensor), tensor.shape): name for name, tensor in expected.items() if name in state}
-    for name, tensor in expected.items():
-        if name not in state and tensor.numel() and (_memory(tensor), tensor.shape) in names:
-            state[name] = state[names[_memory(tensor), tensor.shape]]
 
 
 def _check_tensors(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
