@@ -31,6 +31,7 @@ from maxsep.heads.base import FixedRadius, default_init
 from maxsep.heads.collectives import Group, all_gather, gather_samples, mean_gradients, own_samples, sum_gradients
 from maxsep.heads.maxsep import MaxSeparationHead
 from maxsep.ops import widened
+from maxsep.ops.linear_cross_entropy.over_samples import index_among
 from maxsep.ops.tracing import refuse_second_derivatives
 from maxsep.simplex import coefficients
 
@@ -130,8 +131,8 @@ class ClassParallelHead(FixedRadius):
         self._check(x, target, weight, reduction, label_smoothing, ignore_index)
         smoothing = float(label_smoothing)
         labels = all_gather(target, self.group).flatten() if self.data_parallel else target
-        counts, is_class = labels != ignore_index, (labels >= 0) & (labels < self.num_classes)
-        index, local = torch.where(is_class, labels, 0), self._local_logits(x)
+        counts, local = labels != ignore_index, self._local_logits(x)
+        index, is_class = index_among(labels, 0, self.num_classes)
         weight = None if weight is None else weight.detach().to(local.dtype)
         factors = self.shard.factors(weight) if smoothing and weight is not None else None
         lse, chosen, weighted = _LogSumExp.apply(local, index, factors, self.shard, self.group)  # type: ignore[no-untyped-call]
@@ -291,8 +292,8 @@ class _LogSumExp(torch.autograd.Function):
     def forward(
         ctx: Any, local: Tensor, target: Tensor, factors: Tensor | None, shard: _Shard, group: Group
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        is_own, column = _own_column(local, target, shard)
-        own_target = torch.where(is_own, local.gather(1, column)[:, 0], 0.0)
+        column, is_own = index_among(target, shard.start, shard.stop)
+        own_target = torch.where(is_own, local.gather(1, column[:, None])[:, 0], 0.0)
         numbers = [local[:, -1], local[:, : shard.columns].logsumexp(1), own_target]
         if factors is not None:
             numbers.append(local @ factors)
@@ -311,8 +312,8 @@ class _LogSumExp(torch.autograd.Function):
         local, target, factors, shift, later = ctx.saved_tensors
         shard = ctx.shard
         grad = (local + shift[:, None]).exp_().mul_(grad_lse[:, None])
-        is_own, column = _own_column(local, target, shard)
-        grad.scatter_add_(1, column, (grad_target * is_own)[:, None])
+        column, is_own = index_among(target, shard.start, shard.stop)
+        grad.scatter_add_(1, column[:, None], (grad_target * is_own)[:, None])
         if shard.stop < shard.num_classes:  # the column behind the classes stands for all classes of later ranks
             grad[:, -1] = grad_lse * later + grad_target * (target >= shard.stop)
         if factors is not None and grad_sum is not None:
@@ -349,9 +350,3 @@ def _local(parameter: Any, copies: Group = None) -> Any:
 def _carries(sums: Tensor) -> Tensor:
     """Return the sum over the ranks before each rank; sums (ranks, B)."""
     return torch.cat([torch.zeros_like(sums[:1]), sums[:-1].cumsum(0)])
-
-
-def _own_column(local: Tensor, target: Tensor, shard: _Shard) -> tuple[Tensor, Tensor]:
-    """Return whether each target is a class of this rank, (B,), and its column, (B, 1); any column if not."""
-    is_own = (target >= shard.start) & (target < shard.stop)
-    return is_own, (target - shard.start).clamp(0, local.shape[1] - 1)[:, None]

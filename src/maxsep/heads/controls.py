@@ -21,12 +21,10 @@ class _LinearHead(LayerHead):
         return self.radius
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of x."""
         logits = self.layer(x)
         return logits if self.scale == 1 else logits * self.scale
 
     def linear_form(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias times the scale."""
         return self.weight * self.scale, None if self.bias is None else self.bias * self.scale
 
 
