@@ -80,7 +80,6 @@ class Head(FixedRadius):
         """Return weight (num_classes, in_features) and bias of the nn.Linear with the same logits, if there is one."""
         raise ValueError(f"{type(self).__name__} has no linear form; folded() keeps a normalisation as a layer")
 
-    @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return plain torch layers with the same logits."""
         return linear_from(*self.linear_form())
@@ -158,13 +157,17 @@ class LayerHead(Head):
         return separate(self.features(x), self.radius)
 
 
-def linear_from(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """Wrap copies of a weight and a bias in an nn.Linear of the same device and dtype."""
+def linear_from(weight: Tensor, bias: Tensor | None, like: nn.Module | None = None) -> nn.Linear:
+    """Wrap copies of a weight and a bias in an nn.Linear, with the train mode and requires_grad of the layer `like`."""
     out_features, in_features = weight.shape
     linear = nn.Linear(in_features, out_features, bias is not None, device="meta")  # draws no random numbers
     linear.weight = nn.Parameter(weight.detach().clone())
     if bias is not None:
         linear.bias = nn.Parameter(bias.detach().clone())
+    if like is not None:
+        linear.train(like.training)
+        for new, old in zip(linear.parameters(), like.parameters(), strict=True):
+            new.requires_grad_(old.requires_grad)
     return linear
 
 

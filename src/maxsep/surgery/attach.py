@@ -84,9 +84,8 @@ def replace_classifier(
     for module in _above(model, layers[0][0]):
         _check_problem_type(module)
     linears = [as_linear(layer) for _, layer in layers]
-    heads = [
-        build(linear).to(linear.weight).train(linear.training) for linear in linears
-    ]  # an error in build leaves the model unchanged
+    # before anything is replaced: an error in build leaves the model unchanged
+    heads = [build(linear).to(linear.weight).train(linear.training) for linear in linears]
     for (path, layer), linear, head in zip(layers, linears, heads, strict=True):
         new = head if layer is linear else Pointwise(head).train(layer.training)
         if layer is model:

@@ -105,7 +105,8 @@ def _merge_linear_and_matrix(model: nn.Module) -> None:
             continue
         for (before, layer), (after, matrix) in pairwise(list(parent._modules.items())):
             if isinstance(matrix, MaxSeparation) and isinstance(layer, nn.Linear) and _is_free(layer, model):
-                parent.set_submodule(before, _merged(layer, matrix))
+                bias = None if layer.bias is None else matrix(layer.bias)
+                parent.set_submodule(before, linear_from(matrix(layer.weight.T).T.contiguous(), bias, layer))
                 parent.set_submodule(after, nn.Identity().train(matrix.training))
 
 
@@ -115,14 +116,6 @@ def _is_free(layer: nn.Linear, model: nn.Module) -> bool:
         return False
     uses = [p for _, p in model.named_parameters(remove_duplicate=False) if p is layer.weight or p is layer.bias]
     return len(uses) == len(list(layer.parameters()))
-
-
-def _merged(layer: nn.Linear, matrix: MaxSeparation) -> nn.Linear:
-    bias = None if layer.bias is None else matrix(layer.bias)
-    merged = linear_from(matrix(layer.weight.T).T.contiguous(), bias).train(layer.training)
-    for new, old in zip(merged.parameters(), layer.parameters(), strict=True):
-        new.requires_grad_(old.requires_grad)
-    return merged
 
 
 def _check_forward(module: Head | MaxSeparation) -> None:

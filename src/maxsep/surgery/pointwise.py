@@ -49,9 +49,4 @@ def sizes(layer: nn.Linear | nn.Conv2d) -> tuple[int, int]:
 
 def as_linear(layer: nn.Linear | nn.Conv2d) -> nn.Linear:
     """Return an nn.Linear as it is, and a copy of a 1 x 1 convolution as one."""
-    if isinstance(layer, nn.Linear):
-        return layer
-    linear = linear_from(layer.weight.flatten(1), layer.bias).train(layer.training)
-    for new, old in zip(linear.parameters(), layer.parameters(), strict=True):
-        new.requires_grad_(old.requires_grad)
-    return linear
+    return layer if isinstance(layer, nn.Linear) else linear_from(layer.weight.flatten(1), layer.bias, layer)
