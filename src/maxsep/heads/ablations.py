@@ -69,7 +69,6 @@ class HPNHead(LayerHead):
         weight = self.prototypes @ self.weight * self.radius
         return weight, None if self.bias is None else self.prototypes @ self.bias * self.radius
 
-    @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return one nn.Linear for dot products; the layer, a normalisation and an nn.Linear for cosines."""
         if not self.normalise:

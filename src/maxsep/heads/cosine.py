@@ -59,7 +59,6 @@ class CosineHead(_CosineLayer):
         """Return the logits of x."""
         return self.cosines(x) * self.radius
 
-    @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return a normalisation and an nn.Linear."""
         return unit_norm_then_linear(F.normalize(self.weight, dim=1) * self.radius, None)
@@ -76,7 +75,6 @@ class CosineMaxSeparationHead(_CosineLayer):
         """Return the C-1 cosines that the matrix turns into logits."""
         return self.cosines(x)
 
-    @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return a normalisation and an nn.Linear that holds both layers."""
         rows = F.normalize(self.weight, dim=1)
@@ -96,7 +94,6 @@ class MaxSeparationCosineHead(LayerHead):
         """Return the direction that is compared with the columns, (..., C-1), of length 1."""
         return F.normalize(self.layer(x), dim=-1)
 
-    @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return the layer, a normalisation and an nn.Linear that holds the matrix."""
         columns = simplex(self.num_classes, dtype=self.weight.dtype, device=self.weight.device).T

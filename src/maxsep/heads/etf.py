@@ -1,7 +1,6 @@
 """The simplex directly on the features, with nothing trained after them but an optional bias: `etf`."""
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.fx
@@ -41,6 +40,7 @@ class ETFHead(Head):
 
     bias: nn.Parameter | None
     directions: Tensor | None
+    _like: Tensor
 
     def __init__(
         self,
@@ -63,10 +63,11 @@ class ETFHead(Head):
             raise ValueError(
                 f"in_features must be at least num_classes + reserved - 1 = {self.width}, got {in_features}"
             )
-        self._like = torch.empty(0, device=device, dtype=dtype)  # device and dtype of a head without tensors
-        self.register_parameter("bias", nn.Parameter(self._like.new_empty(num_classes)) if bias else None)
-        directions = None if rotation is None else self._like.new_empty(self.width, in_features)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory)) if bias else None)
+        directions = None if rotation is None else torch.empty(self.width, in_features, **factory)
         self.register_buffer("directions", directions)
+        self.register_buffer("_like", torch.empty(0, **factory), persistent=False)  # has the device and dtype
         self.reset_parameters()
 
     def extra_repr(self) -> str:
@@ -109,15 +110,9 @@ class ETFHead(Head):
             return vectors @ self.directions, self.bias
         return F.pad(vectors, (0, self.in_features - self.width)), self.bias
 
-    @torch.no_grad()
     def folded(self) -> nn.Module:
         """Return an nn.Linear, behind a normalisation layer if the head normalises."""
         return (unit_norm_then_linear if self.normalise else linear_from)(*self.linear_form())
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's is not annotated
-        self._like = fn(self._like)
-        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         saved, current = state_dict.get(prefix + "directions"), self.directions
