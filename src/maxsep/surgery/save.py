@@ -19,7 +19,7 @@ from maxsep.packages import load_package
 from maxsep.surgery.locate import find_heads, unwrap
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "maxsep.json"
-OPTIONS = ("normalise", "reserved", "rotation")  # of heads: they change the logits and are not in the tensors
+SETTINGS = ("num_classes", "radius", "normalise", "reserved", "rotation")  # what a head's tensors do not tell
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,8 @@ def _describe_heads(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what the tensors do not tell, by path; the main head comes first."""
     matrices = [(path, module) for path, module in model.named_modules() if isinstance(module, MaxSeparation)]
     heads: list[tuple[str, Head | MaxSeparation]] = [*find_heads(model), *matrices]
-    numbers = ("num_classes", "radius", *OPTIONS)
     return {
-        path: {"kind": type(head).__name__} | {name: getattr(head, name) for name in numbers if hasattr(head, name)}
+        path: {"kind": type(head).__name__} | {name: getattr(head, name) for name in SETTINGS if hasattr(head, name)}
         for path, head in heads
     }
 
