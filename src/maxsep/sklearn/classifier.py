@@ -30,9 +30,7 @@ from maxsep.sklearn.training import (
     Samples,
     Training,
     as_tensor,
-    hold_out,
     pick_device,
-    standardisation,
     weigh,
 )
 from maxsep.surgery import fold
@@ -192,7 +190,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
         seed = self._seed()
         validation = None
         if self.early_stopping:
-            samples, validation = hold_out(samples, self.validation_fraction, seed)
+            samples, validation = samples.hold_out(self.validation_fraction, seed)
         if is_first:
             self._start(samples, seed)
         before = self.n_iter_ if self.loss_curve_ else 0
@@ -302,7 +300,7 @@ class MaxSeparationClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[m
             head = heads.build(self.head, widths[-1], len(self.classes_), radius, **options)
         if not any(True for _ in head.parameters()):
             self._check_fixed(head, widths[-1] if layers else 0)
-        standardise = standardisation(data)
+        standardise = data.standardisation()
         like = torch.empty(0, dtype=torch.float32) if pick_device(self.device).type == "mps" else as_tensor(data.x[:1])
         self.module_ = nn.Sequential(standardise, *layers, head).to(like.dtype).eval()  # Apple's GPUs have no float64
         self.loss_curve_, self.validation_curve_, self._moments = [], None, {}

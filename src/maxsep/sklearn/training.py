@@ -38,6 +38,29 @@ class Samples(NamedTuple):
         x = standardise(as_tensor(self.x).to(like))
         return self._replace(x=x, target=self.target.to(like.device), weight=self.weight.to(like))
 
+    def hold_out(self, fraction: float, seed: int) -> tuple[Self, Self]:
+        """Split a stratified fraction of the samples off."""
+        rows = np.arange(len(self.target))
+        kept, held = train_test_split(rows, test_size=fraction, stratify=self.target.numpy(), random_state=seed)
+        return self.rows(torch.tensor(kept, device="cpu")), self.rows(torch.tensor(held, device="cpu"))
+
+    def standardisation(self) -> nn.BatchNorm1d:
+        """Return (x - mean) / scale as a layer in float64 and evaluation mode; constant features are only centred.
+
+        The scale is the layer's fixed weight, because the square of a float32 scale may leave float32.
+        """
+        count, width = self.x.shape
+        share = (self.weight / self.weight.sum())[:, None]
+        step = max(1, BLOCK // count) if sparse.issparse(self.x) else width
+        columns = self.x.tocsc() if sparse.issparse(self.x) else self.x
+        blocks = (as_tensor(columns[:, start : start + step]).double() for start in range(0, width, step))
+        mean, scale = (torch.cat(parts) for parts in zip(*(_mean_and_scale(x, share) for x in blocks), strict=True))
+        tiny = torch.finfo(mean.dtype).tiny  # torch 2.11 refuses zero
+        layer = nn.BatchNorm1d(width, eps=tiny, device="cpu", dtype=mean.dtype).eval().requires_grad_(False)
+        layer.get_buffer("running_mean").copy_(mean)
+        layer.weight.copy_(1 / scale)
+        return layer
+
 
 def pick_device(name: str | torch.device) -> torch.device:
     """Return a device that torch can use on this machine; `auto` is its accelerator, else the CPU."""
@@ -85,24 +108,6 @@ def weigh(
     return Samples(x, target, weight), as_tensor(total)
 
 
-def standardisation(samples: Samples) -> nn.BatchNorm1d:
-    """Return (x - mean) / scale as a layer in float64 and evaluation mode; features that do not vary are only centred.
-
-    The scale is the layer's fixed weight, because the square of a float32 scale may leave float32.
-    """
-    count, width = samples.x.shape
-    share = (samples.weight / samples.weight.sum())[:, None]
-    step = max(1, BLOCK // count) if sparse.issparse(samples.x) else width
-    columns = samples.x.tocsc() if sparse.issparse(samples.x) else samples.x
-    blocks = (as_tensor(columns[:, start : start + step]).double() for start in range(0, width, step))
-    mean, scale = (torch.cat(parts) for parts in zip(*(_mean_and_scale(x, share) for x in blocks), strict=True))
-    tiny = torch.finfo(mean.dtype).tiny  # torch 2.11 refuses zero
-    layer = nn.BatchNorm1d(width, eps=tiny, device="cpu", dtype=mean.dtype).eval().requires_grad_(False)
-    layer.get_buffer("running_mean").copy_(mean)
-    layer.weight.copy_(1 / scale)
-    return layer
-
-
 def _mean_and_scale(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     mean = (share * x).sum(0)
     largest = (x - mean).abs().amax(0)
@@ -110,13 +115,6 @@ def _mean_and_scale(x: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     # squared below: x may be beyond the root of float64's range
     relative = (x - mean) / torch.where(varies, largest, 1)
     return mean, torch.where(varies, largest * (share * relative.square()).sum(0).sqrt(), 1)
-
-
-def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
-    """Split a stratified fraction of the samples off."""
-    rows = np.arange(len(samples.target))
-    kept, held = train_test_split(rows, test_size=fraction, stratify=samples.target.numpy(), random_state=seed)
-    return samples.rows(torch.tensor(kept, device="cpu")), samples.rows(torch.tensor(held, device="cpu"))
 
 
 class Training:
