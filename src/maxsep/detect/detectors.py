@@ -27,7 +27,7 @@ class Detector(ABC):
     [5.0, 1.0, 2.0]
     """
 
-    def __init__(self, model: nn.Module | Callable[[Tensor], Any]) -> None:
+    def __init__(self, model: Callable[[Tensor], Any]) -> None:
         self.model = model
 
     @abstractmethod
@@ -76,9 +76,7 @@ class LogitDetector(Detector):
     torch.Size([10])
     """
 
-    def __init__(
-        self, model: nn.Module | Callable[[Tensor], Any], function: Callable[..., Tensor], **options: Any
-    ) -> None:
+    def __init__(self, model: Callable[[Tensor], Any], function: Callable[..., Tensor], **options: Any) -> None:
         super().__init__(model)
         self.function, self.options = function, options
 
@@ -107,7 +105,7 @@ class ODIN(Detector):
 
     def __init__(
         self,
-        model: nn.Module | Callable[[Tensor], Any],
+        model: Callable[[Tensor], Any],
         temperature: float = 1000.0,
         magnitude: float = 0.0014,
         std: Any = None,
@@ -147,8 +145,7 @@ def step_direction(objective: Callable[[Tensor], Tensor], x: Tensor, std: Any = 
 @contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
     """Put a module, or the module of a bound method, into evaluation mode; then restore the mode of each part."""
-    module = _module_of(model)
-    modes = [] if module is None else [(part, part.training) for part in module.modules()]
+    modes = [(part, part.training) for part in _module_of(model).modules()]
     for part, _ in modes:
         part.training = False
     try:
@@ -160,8 +157,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 def device_of(model: Any) -> torch.device | None:
     """Return the device of a module's first parameter, or None if there is none."""
-    module = _module_of(model)
-    return None if module is None else next((parameter.device for parameter in module.parameters()), None)
+    return next((parameter.device for parameter in _module_of(model).parameters()), None)
 
 
 def batches(loader: Iterable[Any], device: torch.device | None) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -187,9 +183,10 @@ def logits_of(model: Any, x: Tensor) -> Tensor:
     return logits
 
 
-def _module_of(model: Any) -> nn.Module | None:
+def _module_of(model: Any) -> nn.Module:
+    """Return a module, or that of a bound method; an empty one for other functions."""
     module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    return module if isinstance(module, nn.Module) else None
+    return module if isinstance(module, nn.Module) else nn.Module()
 
 
 def _per_channel(std: Any, x: Tensor) -> Tensor:

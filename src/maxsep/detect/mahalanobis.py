@@ -182,6 +182,8 @@ class MahalanobisDetector(Detector):
     torch.Size([24])
     """
 
+    model: Any  # a module with a method `features`
+
     def __init__(self, model: nn.Module, magnitude: float = 0.0, std: Any = None) -> None:
         super().__init__(model)
         # a submodule of this name, a stack of convolutions in some libraries, gives no feature vectors
@@ -206,21 +208,17 @@ class MahalanobisDetector(Detector):
 
     def score_batch(self, x: Tensor) -> Tensor:
         """Score inputs (B, ...) after their step: (B,)."""
-        return self.distances.sweep(self._features, x, [self.magnitude], self.std)[self.magnitude]
+        return self.distances.sweep(self.model.features, x, [self.magnitude], self.std)[self.magnitude]
 
     @torch.no_grad()
     def sweep(self, data: Tensor | Iterable[Any], magnitudes: Sequence[float] = MAGNITUDES) -> dict[float, Tensor]:
         """Score data, as for `score`, at each magnitude >= 0 with one gradient per batch: {magnitude: (N,) scores}."""
         with evaluation_mode(self.model):
-            rows = [self.distances.sweep(self._features, x, magnitudes, self.std) for x in self._inputs(data)]
+            rows = [self.distances.sweep(self.model.features, x, magnitudes, self.std) for x in self._inputs(data)]
         return {magnitude: torch.cat([row[magnitude] for row in rows]).cpu() for magnitude in rows[0]}
-
-    def _features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.model.features(x)  # type: ignore[union-attr, operator]
-        return features
 
     def _labelled_features(self, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, labels in batches(loader, device_of(self.model)):
             if labels is None:
                 raise ValueError("fit needs batches (inputs, labels), got one without labels")
-            yield self._features(inputs), labels
+            yield self.model.features(inputs), labels
