@@ -1,5 +1,6 @@
 """Calibration error, and accuracy of classes with many, medium and few training images."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -26,9 +27,7 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
         rows = f"got values from {low:g} and sums up to {off:g} from 1"
         raise ValueError(f"probabilities must be rows >= 0 that sum to 1, {rows}; pass logits.softmax(-1)")
     if not ((labels >= 0) & (labels < probabilities.shape[1])).all():
-        raise ValueError(
-            f"labels must lie from 0 to {probabilities.shape[1] - 1}, got {labels.min()} to {labels.max()}"
-        )
+        raise ValueError(f"labels must be from 0 to {probabilities.shape[1] - 1}, got {labels.min()} to {labels.max()}")
     confidence, predicted = probabilities.double().max(dim=1)
     correct = (predicted == labels).double()
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
@@ -74,9 +73,5 @@ def accuracy_by_shot(
     if len(values) != total:
         raise ValueError(f"accuracies must have one entry per class count, got {len(values)} for {total}")
     require_all("accuracies", values, ~((values < 0) | (values > 1)), "fractions in [0, 1]")
-    return {name: _mean(values[group]) for name, group in {**groups, "all": list(range(total))}.items()}
-
-
-def _mean(values: Tensor) -> float | None:
-    values = values[~values.isnan()]
-    return float(values.mean()) if len(values) else None
+    means = {name: float(values[group].nanmean()) for name, group in {**groups, "all": list(range(total))}.items()}
+    return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
