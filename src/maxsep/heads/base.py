@@ -88,10 +88,9 @@ class Head(FixedRadius):
         """Return the sizes and the radius."""
         return f"in_features={self.in_features}, {super().extra_repr()}"
 
-    def _checked(self, x: Tensor) -> Tensor:
-        value: object = x
-        if not isinstance(value, torch.fx.Proxy):  # a symbolic trace has no shapes to check
-            check_features(value, self.in_features, "in_features")
+    def _checked(self, x: Any) -> Any:
+        if not isinstance(x, torch.fx.Proxy):  # a symbolic trace has no shapes to check
+            check_features(x, self.in_features, "in_features")
         return x
 
 

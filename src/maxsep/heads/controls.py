@@ -116,8 +116,6 @@ class LogitScaledHead(Head):
         """Return the plain form of the inner head with the factors in its last layer."""
         folded = self.head.folded()
         last = folded[-1] if isinstance(folded, nn.Sequential) else folded
-        assert isinstance(last, nn.Linear | nn.RMSNorm)
-        last.weight.mul_(self.scale[:, None] if last.weight.dim() == 2 else self.scale)
-        if isinstance(last, nn.Linear) and last.bias is not None:
-            last.bias.mul_(self.scale)
+        for parameter in last.parameters():  # of an nn.Linear, or an nn.RMSNorm
+            parameter.mul_(self.scale.view(-1, *[1] * (parameter.dim() - 1)))
         return folded

@@ -59,10 +59,7 @@ class ETFHead(Head):
         self.normalise = normalise
         self.reserved = check_count("reserved", reserved, least=0)
         self.rotation = None if rotation is None else check_count("rotation", rotation, least=0)
-        if self.in_features < self.width:
-            raise ValueError(
-                f"in_features must be at least num_classes + reserved - 1 = {self.width}, got {in_features}"
-            )
+        check_count("in_features", in_features, least=self.width)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.register_parameter("bias", nn.Parameter(torch.empty(num_classes, **factory)) if bias else None)
         directions = None if rotation is None else torch.empty(self.width, in_features, **factory)
