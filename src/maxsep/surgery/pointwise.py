@@ -24,12 +24,11 @@ class Pointwise(nn.Module):
         """Return the Conv2d with the same result; the layer must have been folded to an nn.Linear."""
         if not isinstance(self.layer, nn.Linear):
             raise ValueError(f"only heads that fold to an nn.Linear become a Conv2d, got {self.layer}")
-        old = self.layer
-        conv = nn.Conv2d(*sizes(old), 1, bias=old.bias is not None, device="meta").train(self.training)
-        for name, new in list(conv.named_parameters()):
-            linear = old.get_parameter(name)
-            value = linear.detach().clone().reshape(new.shape)
-            setattr(conv, name, nn.Parameter(value, linear.requires_grad))
+        bias = self.layer.bias
+        conv = nn.Conv2d(*sizes(self.layer), 1, bias=bias is not None, device="meta").train(self.training)
+        for name, old in self.layer.named_parameters():
+            value = old.detach().clone().reshape(conv.get_parameter(name).shape)
+            setattr(conv, name, nn.Parameter(value, old.requires_grad))
         return conv
 
 
