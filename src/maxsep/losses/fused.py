@@ -156,7 +156,7 @@ def _flat_samples(head: nn.Module, x: Any, target: Any, adjustment: Tensor | Non
     check_features(x, weight.shape[1], "in_features")
     check_target(target, x.shape[:-1], num_classes, ignore_index)
     if not x.device == target.device == weight.device:
-        raise ValueError(f"x, target and head must share a device, got {x.device}, {target.device} and {weight.device}")
+        raise ValueError(f"x, target and head must be on one device, got {x.device}, {target.device}, {weight.device}")
     class_columns: Tensor | None = getattr(head, "class_columns", None)
     rows = _in_product_precision(x.reshape(target.numel(), x.shape[-1]), weight)  # x may have no features
     wide = wide_dtype(rows)
