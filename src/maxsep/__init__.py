@@ -5,10 +5,12 @@ import signal
 import sys
 import warnings
 
-if os.path.basename(sys.argv[0]) == "maxsep" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # noqa: PTH119
-    # the program: importing torch takes seconds, and Ctrl-C is no error of it
+# the program, also as `python -m maxsep`: importing torch takes seconds, and Ctrl-C is no error of it
+is_program = os.path.basename(sys.argv[0]) == "maxsep" or (sys.argv[0] == "-m" and "maxsep" in sys.orig_argv)  # noqa: PTH119
+if is_program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     interrupted = b"maxsep: interrupted; the same command resumes\n"
     signal.signal(signal.SIGINT, lambda *_: (os.write(2, interrupted), os._exit(130)))
+del is_program
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, where numpy is missing: it is not needed

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,20 +149,27 @@ def test_exit_codes(error, status):
 def test_an_interruption_while_torch_is_imported_is_one_line(tmp_path):
     (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.argv = ['/bin/maxsep']\nimport maxsep"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (130, "maxsep: interrupted; the same command resumes\n")
+    for program in (["-c", code], ["-m", "maxsep"]):
+        command, paths = (
+            [sys.executable, *program],
+            {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(maxsep.__file__).parents[1]}"},
+        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ | paths)
+        assert (done.returncode, done.stderr) == (130, "maxsep: interrupted; the same command resumes\n")
 
 
-@pytest.mark.parametrize(("code", "lines"), [(130, 1), (143, 0)])
+@pytest.mark.parametrize(("code", "lines"), [(130, 1), (143, 0), (None, 1)])
 def test_an_interrupted_run_says_how_it_goes_on(monkeypatch, capsys, code, lines):
     def stop(*_, **__):
+        if code is None:
+            return 130  # as typer does after a KeyboardInterrupt
         raise SystemExit(code)
 
     monkeypatch.setattr("maxsep.cli.app.app", stop)
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     printed = capsys.readouterr().err
-    assert (stopped.value.code, printed.count("\n"), printed.count("resumes")) == (code, lines, lines)
+    assert (stopped.value.code, printed.count("\n"), printed.count("resumes")) == (code or 130, lines, lines)
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch):

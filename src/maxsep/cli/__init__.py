@@ -15,9 +15,16 @@ __all__ = ["main"]
 def main() -> None:
     """Run `maxsep` with the arguments of this process; bad input ends it with one line and exit code 2."""
     try:
-        sys.exit(_run())
+        status = _run()
     except KeyboardInterrupt:
-        _fail("interrupted; the same command resumes", 130)
+        status = 130
+    except SystemExit as stop:
+        if stop.code != 130:
+            raise
+        status = 130  # the engine has saved the run
+    if status == 130:  # which is also what typer makes of a KeyboardInterrupt
+        _fail("interrupted; the same command resumes", status)
+    sys.exit(status)
 
 
 def _run() -> int:
@@ -42,10 +49,6 @@ def _run() -> int:
             print(f"maxsep: {error}", file=sys.stderr)
             return 2
         _fail(_describe(error), 1 if isinstance(error, ArithmeticError) else 2)  # 1: training diverged
-    except SystemExit as stop:
-        if stop.code == 130:  # the engine has saved the run
-            _fail("interrupted; the same command resumes", 130)
-        raise
     return status if isinstance(status, int) else 0
 
 

@@ -72,7 +72,7 @@ class Summary:
         rest = (self.failed, "failed"), (self.postponed, "postponed"), (self.elsewhere, "in training elsewhere")
         parts += [f"{len(specs)} {word}" for specs, word in rest if specs]
         text = f"{', '.join(parts)} in {format_seconds(self.seconds)}"
-        return "\n".join([text + " (interrupted; the same command resumes)" * bool(self.interrupted), *self.notes])
+        return "\n".join([text + " (interrupted)" * bool(self.interrupted), *self.notes])
 
 
 def unique(specs: Sequence[RunSpec]) -> list[RunSpec]:
