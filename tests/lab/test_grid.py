@@ -57,6 +57,19 @@ def start(runs, trainer, specs=SPECS, **options):
     return grid.run(specs, runs=runs, train=trainer, clock=trainer.clock, execution=CPU, **options)
 
 
+def test_processes_of_torchrun_do_not_share_a_list_of_runs(tmp_path, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    trainer = Trainer()
+    with pytest.raises(ValueError, match="torchrun"):
+        start(tmp_path, trainer)
+    assert not trainer.trained
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(start(tmp_path, trainer).finished) == len(SPECS)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(start(tmp_path, trainer).skipped) == len(SPECS), "the choice of an earlier call can be read"
+
+
 def test_a_finished_run_is_never_trained_again(tmp_path):
     trainer = Trainer()
     first = start(tmp_path, trainer, download=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from maxsep.lab import engine
 from maxsep.lab.cluster import Cluster
 from maxsep.lab.data import Dataset, with_order
+from maxsep.lab.engine.processes import under_torchrun
 from maxsep.lab.estimate import Estimate, Estimator, format_seconds, num_train, parse_budget
 from maxsep.lab.executors import Event, Executor, Here, Kind, Pool, Worker
 from maxsep.lab.recipes import After, Recipe, select
@@ -164,6 +166,10 @@ def run(
     for spec in chosen:  # a finished run that is damaged is not to be skipped as one that is there
         Run(Path(runs) / spec.name).verify()
     unfinished = sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen)
+    if unfinished and under_torchrun() and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
+        # each process would take another run, and average its gradients with those of the others
+        advice = "name --learning-rate, without --radius auto and --early-stopping, or use --jobs without torchrun"
+        raise ValueError(f"torchrun must train a single run, got {world} processes and a list of runs: {advice}.")
     on, jobs, tell = on if unfinished else None, min(jobs, unfinished), on_event or (lambda event: None)
     worker = Worker(
         runs=Path(runs),
