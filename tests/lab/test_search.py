@@ -76,6 +76,23 @@ def test_a_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
     assert spec.learning_rate <= 1e-3
 
 
+@pytest.mark.parametrize("fails_from", [1, 2], ids=["all runs", "longer runs"])
+def test_a_method_of_which_every_rate_fails_keeps_its_rate_by_batch_size(tmp_path, monkeypatch, fails_from):
+    real = grid.engine.train
+
+    def train(spec, **settings):
+        if spec.epochs >= fails_from and spec.head == "maxsep":
+            raise ArithmeticError("the loss is not finite")
+        return real(spec, **settings)
+
+    monkeypatch.setattr("maxsep.lab.engine.train", train)
+    specs = [PLAIN, PLAIN.replace(head="maxsep")]
+    found = search(specs, runs=tmp_path, execution=CPU, rates=[1e-3, 3e-3])
+    assert (bool(found.choices[0].trials), found.choices[1].trials) == (True, ())
+    assert (found.specs[0].learning_rate in (1e-3, 3e-3), found.specs[1]) == (True, without_search(specs[1]))
+    assert choose_radius(specs[1], [1.0], runs=tmp_path, execution=CPU, rates=[1e-3, 3e-3])[0] == 1
+
+
 def test_a_budget_without_room_for_a_search_keeps_its_rate_by_batch_size(tmp_path):
     found = search([PLAIN], runs=tmp_path, execution=CPU, budget=1.0)
     assert found.specs == [without_search(PLAIN)]

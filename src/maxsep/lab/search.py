@@ -177,7 +177,7 @@ def search(
             alive[method] = [trial.learning_rate for trial in best]
             trials[method] += [trial for trial in tried[method] if trial.score >= 0]
     chosen = {m: m.replace(learning_rate=alive[m][0]) if alive[m] else without_search(m) for m in methods}
-    choices = [Choice(chosen[method], metric, tuple(trials[method])) for method in methods]
+    choices = [Choice(chosen[m], metric, tuple(trials[m]) if alive[m] else ()) for m in methods]
     kept_fields = ("learning_rate", "schedule_options")
     final = [(spec, chosen[spec.replace(seed=0)]) for spec in specs]
     return Search([spec.replace(**{n: getattr(best, n) for n in kept_fields}) for spec, best in final], choices)
@@ -200,8 +200,8 @@ def _trial(rate: float, epochs: int, done: Sequence[Run], metric: str) -> Trial:
 
 def _best_neighbours(tried: Sequence[Trial], count: int) -> list[Trial]:
     """Choose so many neighbouring rates, the best in the mean: one high score among low ones is chance."""
-    windows = [tried[i : i + count] for i in range(max(len(tried) - count, 0) + 1)]
-    best = min(windows, key=lambda some: (-fmean(t.score for t in some), fmean(t.loss for t in some)))
+    windows = [tried[i : i + count] for i in range(max(len(tried) - count, 0) + 1)] if tried else []
+    best = min(windows, key=lambda some: (-fmean(t.score for t in some), fmean(t.loss for t in some)), default=[])
     return [trial for trial in best if trial.score >= 0]
 
 
