@@ -1,5 +1,7 @@
 """Tables of paths and labels, and Hugging Face datasets: the same pictures as from class folders."""
 
+import shutil
+
 import pytest
 import torch
 from PIL import Image
@@ -75,6 +77,27 @@ def test_every_form_has_the_pictures_of_the_folder(tree, form):
     assert (dataset.train_counts(), dataset.fingerprint()) == (data.train.class_counts, data.fingerprint)
     assert dataset.default_network == "resnet32"
     assert dataset.is_own
+
+
+@pytest.mark.parametrize("form", ["csv", "saved"])
+def test_another_label_is_other_data_and_another_place_is_not(tree, monkeypatch, form):
+    monkeypatch.setattr("maxsep.lab.data.listing.MAPPED", 0)  # decoded into a folder
+    monkeypatch.setenv("MAXSEP_CACHE", str(tree.with_name("cache")))
+
+    def write(root, *names):
+        shutil.copytree(tree, root / "tree", dirs_exist_ok=True)
+        if form == "csv":
+            rows = [(path.relative_to(root), n) for (path, _), n in zip(rows_of(root), names, strict=True)]
+            return write_table(root / "tree", ".csv", rows)
+        data = hugging_face(tree).remove_columns("label").add_column("label", names)
+        data.save_to_disk(root / "".join(names))
+        return f"hf:{root / ''.join(names)}"
+
+    first = read(write(tree.with_name("one"), *"aaaaabbbbb"))
+    assert read(write(tree.with_name("two"), *"aaaaabbbbb")).fingerprint == first.fingerprint
+    other = read(write(tree.with_name("one"), *"aaaabbbbbb"))
+    assert other.fingerprint != first.fingerprint
+    assert [a + b for a, b in zip(other.train.class_counts, other.test.class_counts, strict=True)] == [4, 6]
 
 
 def test_own_splits_and_columns_of_other_names(tree):

@@ -99,6 +99,8 @@ class Listing:
     """What stands in the way of reading all; the pictures that are listed here are those without."""
     skipped: int = 0
     """Pictures and files that were left out as broken."""
+    has_labels: bool = False
+    """Whether labels come from a list; in class folders they are part of the paths."""
 
     @property
     def train_counts(self) -> list[int]:
@@ -116,17 +118,19 @@ class Listing:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve digits of a digest of the names and sizes of all files; where the folder lies does not matter."""
+        """Twelve digits of a digest of the names, sizes and labels of all files; where they lie does not matter."""
         return self.state[0]
 
     @functools.cached_property
     def state(self) -> tuple[str, int]:
         """The fingerprint, and the sum of the times at which files were changed."""
         digest, times = hashlib.sha256(), 0
-        for source in (source for split in (self.train, self.test) if split for source in split.files):
-            path = os.path.relpath(source, self.folder) if isinstance(source, Path) else str(source)
-            size, time = size_of(source)
-            digest.update(Path(path).as_posix().encode("utf-8", "surrogateescape") + b"\0%d\0" % size)
+        splits = [zip(split.classes, split.by_class, strict=True) for split in (self.train, self.test) if split]
+        for name, source in ((name, source) for name, sources in itertools.chain(*splits) for source in sources):
+            relative = os.path.relpath(source, self.folder) if isinstance(source, Path) else ""
+            path = Path(relative or str(source).removeprefix(str(self.folder))).as_posix()
+            text, (size, time) = f"{path}\0{name}" if self.has_labels else path, size_of(source)
+            digest.update(text.encode("utf-8", "surrogateescape") + b"\0%d\0" % size)
             times += time
         return digest.hexdigest()[:12], times
 
@@ -200,7 +204,7 @@ def without_broken(listing: Listing) -> Listing:
     bad = _BAD[listing.state]
     train, test = listing.train.without(bad[0]), None if listing.test is None else listing.test.without(bad[1])
     rest = clean_listing(listing.folder, train, test, [*listing.problems, *bad[0].values(), *bad[1].values()])
-    return replace(rest, problems=(), skipped=len(rest.problems))
+    return replace(rest, problems=(), skipped=len(rest.problems), has_labels=listing.has_labels)
 
 
 def read_listed(listing: Listing, size: int, name: str, cache: Path, progress: Progress | None = None) -> Splits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def list_entries(
     name: Path, train: Iterable[tuple[str, Source]], test: Iterable[tuple[str, Source]] | None, problems: Sequence[str]
 ) -> Listing:
     """List pairs of a class name and a picture; classes are sorted by name, pictures keep their order."""
-    return clean_listing(name, _by_class(train), None if test is None else _by_class(test), problems)
+    listing = clean_listing(name, _by_class(train), None if test is None else _by_class(test), problems)
+    return replace(listing, has_labels=True)
 
 
 def _by_class(entries: Iterable[tuple[str, Source]]) -> Pictures:

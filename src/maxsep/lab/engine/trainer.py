@@ -153,7 +153,7 @@ class Trainer:
             files = point.state["facts"].get("files")
             if files is not None and files != self.data.fingerprint:
                 raise CheckpointError(
-                    f"the images of {self.spec.dataset} have changed in name or size since the resume point was made. "
+                    f"the images of {self.spec.dataset} have changed in name, size or label since the resume point. "
                     f"Delete {self.run.folder} to train anew."
                 )
             states = unpack(point, self.state, self.pipeline.network, self.optimiser)
