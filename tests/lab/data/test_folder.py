@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +125,17 @@ def test_all_that_cannot_be_used_is_named_at_once(spoiled):
     assert str(caught.value).count("\n") == len(lines) == len(SPOIL)
     assert all(sum(name.split("/")[-1] in line for line in lines) >= 1 for name in SPOIL)
     assert pickle.loads(pickle.dumps(caught.value)).problems == lines, "processes hand it on"
+
+
+def test_a_picture_that_may_not_be_read_is_one_of_the_problems(tree, monkeypatch):
+    real = Path.read_bytes
+    for name in ("cat", "dog"):  # of equal size, as if they were the same
+        picture(tree / name / "locked.bmp")
+    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path / "gone" if path.stem == "locked" else path))
+    with pytest.raises(FolderError) as caught:
+        read(tree)
+    assert len(caught.value.problems) == 2
+    assert Dataset.parse(f"folder:{tree}?skip_broken=1").listing().skipped == 2
 
 
 def test_skipping_what_is_broken_leaves_the_rest(spoiled):

@@ -167,7 +167,10 @@ def _repeated(train: Sequence[Source], test: Sequence[Source]) -> list[tuple[int
     often, first, repeated = Counter(sizes), dict[bytes, Source](), list[tuple[int, str]]()
     for place, (source, size) in enumerate(zip((*train, *test), sizes, strict=True), start=-len(train)):
         if often[size] > 1 and 0 < size <= MOST_BYTES:
-            key = hashlib.sha256(source.read_bytes()).digest()
+            try:
+                key = hashlib.sha256(source.read_bytes()).digest()
+            except OSError:  # an error of its own
+                continue
             if place >= 0 and key in first:
                 repeated.append((place, f"{source} is the same picture as {first[key]}"))
             elif place < 0 or not train:
