@@ -88,6 +88,11 @@ def sync_folder(path: Path) -> None:
             raise
 
 
+def expanded(path: str | Path) -> Path:
+    """Expand ~ and ~USER at the start of a path; names such as `~1.png` stay, where pathlib raises a RuntimeError."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file of any size, in hexadecimal."""
     with path.open("rb") as file:

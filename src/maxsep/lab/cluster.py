@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from filelock import FileLock
 
-from maxsep.files import MANIFEST, replace_file, sha256_of
+from maxsep.files import MANIFEST, expanded, replace_file, sha256_of
 from maxsep.lab.data.datasets import Dataset, cache_root, data_root, find_folder
 from maxsep.lab.data.download import SOURCES
 from maxsep.lab.environment import versions
@@ -151,7 +151,7 @@ class Cluster(Processes):
         self._ray, self._gpus, self._is_shared = connect(on), gpus, True
         self.on_gpu = trains_on_gpu(on, worker.execution.device)
         root = worker.data_root or os.environ.get("MAXSEP_DATA")
-        root = None if root is None else Path(root).expanduser().absolute()
+        root = None if root is None else expanded(root).absolute()
         self._worker = replace(worker, runs=worker.runs.absolute(), data_root=root)
         needs = {"num_cpus": 1, "num_gpus": gpus if self.on_gpu else 0}
         self._train = self._ray.remote(max_retries=0, **needs)(train)  # the caller tries again
@@ -329,7 +329,7 @@ def _files(dataset: Dataset, root: str | Path | None) -> dict[str, Path]:
     if dataset.source == "digits" or (dataset.is_own and not local.exists()):  # on the hub of Hugging Face
         return {}
     if dataset.is_own:
-        below = Path(dataset.path).expanduser()
+        below = expanded(dataset.path)
         below = below.relative_to(below.anchor)
         folders = {below: local} if local.is_dir() else {below.parent: local.parent}  # a table lies by its pictures
     elif dataset.is_imagenet:

@@ -111,6 +111,15 @@ def test_own_splits_and_columns_of_other_names(tree):
     assert not Dataset.parse(data.name).draws_test()
 
 
+def test_a_name_that_begins_with_a_tilde_is_no_user(tree, tmp_path):
+    (tree / "dog" / "1.png").rename(tmp_path / "~1.png")
+    data = read(write_table(tree, ".csv", [*rows_of(tree), ("~1.png", "dog")]))
+    assert sum(data.train.class_counts) + sum(data.test.class_counts) == 10
+    for call in (Dataset.find, lambda name: Dataset.parse("cifar10").read(name)):
+        with pytest.raises((ValueError, OSError), match="~no-such-user"):
+            call("~no-such-user/pictures")
+
+
 def test_all_problems_of_a_table_at_once(tree):
     bad = [("nowhere.png", "dog"), (rows_of(tree)[0][0], ""), ("", "dog"), (tree / "dog" / "1.png", "dog")]
     rows = [*rows_of(tree), *bad]

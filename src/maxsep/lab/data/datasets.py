@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from maxsep.files import MANIFEST, read_json
+from maxsep.files import MANIFEST, expanded, read_json
 from maxsep.lab.data.download import SOURCES, Progress, ensure
 from maxsep.lab.data.folder import list_folder, read_imagenet
 from maxsep.lab.data.hugging_face import SAVED, list_hugging_face
@@ -321,7 +321,7 @@ def _find_own(stem: str, root: str | Path | None) -> str:
 def cache_root() -> Path:
     """Return the folder of decoded images: $MAXSEP_CACHE, or `maxsep` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(CACHE_VARIABLE) or Path(base) / "maxsep").expanduser()
+    return expanded(os.environ.get(CACHE_VARIABLE) or Path(base) / "maxsep")
 
 
 def data_root(name: str, root: str | Path | None) -> Path:
@@ -329,7 +329,7 @@ def data_root(name: str, root: str | Path | None) -> Path:
     folder = root if root is not None else os.environ.get(ROOT_VARIABLE)
     if not folder:
         raise ValueError(f"{name} needs a data folder: pass --data DIR or set {ROOT_VARIABLE}. (digits needs none.)")
-    return Path(folder).expanduser()
+    return expanded(folder)
 
 
 def find_folder(path: str, root: str | Path | None = None) -> Path:
@@ -337,10 +337,10 @@ def find_folder(path: str, root: str | Path | None = None) -> Path:
 
     A data folder on another machine may hold a copy of an absolute path.
     """
-    here, base = Path(path).expanduser(), root if root is not None else os.environ.get(ROOT_VARIABLE)
+    here, base = expanded(path), root if root is not None else os.environ.get(ROOT_VARIABLE)
     if here.exists() or not base:
         return here
-    below = Path(base).expanduser() / here.relative_to(here.anchor)
+    below = expanded(base) / here.relative_to(here.anchor)
     return here if here.is_absolute() and not below.exists() else below
 
 

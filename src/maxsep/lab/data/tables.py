@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maxsep.files import parse_file
+from maxsep.files import expanded, parse_file
 from maxsep.lab.data.decoding import IMAGE_SUFFIXES, Source
 from maxsep.lab.data.listing import FolderError, Listing, Pictures, clean_listing
 from maxsep.packages import load_package
@@ -38,7 +38,7 @@ def list_table(path: Path) -> Listing:
     for number, row in enumerate(rows, start=2):
         file, name = str(row[source] or "").strip(), "" if row[label] is None else str(row[label]).strip()
         part = "train" if split is None else str(row[split] or "").strip().lower()
-        picture = path.parent / Path(file).expanduser()
+        picture = path.parent / expanded(file)
         if not file or not name:
             problems.append(f"row {number} of {path} has no {'label' if file else 'path'}")
         elif part not in (*TRAIN, *TEST):
