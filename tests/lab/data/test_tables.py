@@ -131,6 +131,9 @@ def test_all_problems_of_a_table_at_once(tree):
     assert len(problems) >= 4
     assert all(any(word in line for line in problems) for word in ("nowhere.png", "row 13", "row 14", "0.png"))
     data = Dataset.find(str(path), size=8, skip_broken=True).read()
+    with pytest.raises(FolderError) as caught:
+        read(write_table(tree, ".tsv", [("nowhere.png", "dog"), ("gone.png", "cat")]))
+    assert all(any(name in line for line in caught.value.problems) for name in ("nowhere.png", "gone.png"))
     expected = ["0.png", *sorted(2 * [f"{i}.png" for i in range(1, 5)])]
     assert sorted(file.name for file in (*data.train.files, *data.test.files)) == expected
 

@@ -194,8 +194,9 @@ def clean_listing(folder: Path, train: Pictures, test: Pictures | None, problems
         usable = [name for name in usable if name in tested]
     if len(usable) < 2:
         names = ", ".join(usable) or "none"
-        error = f"{folder} needs at least two class folders with images in them, got {names}."
-        is_list = all_problems and len(train.classes) > 1
+        wanted = "class folders with images in them" if folder.is_dir() else "classes with images"
+        error = f"{folder} needs at least two {wanted}, got {names}."
+        is_list = all_problems and (len(train.classes) > 1 or not folder.is_dir())
         raise FolderError(folder, [error, *all_problems]) if is_list else ValueError(error)
     return Listing(folder, train.keep(usable), None if test is None else test.keep(usable), tuple(all_problems))
 
