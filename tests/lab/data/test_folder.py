@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from PIL import Image
 from maxsep.lab.data import Dataset, decoding, prepare
 from maxsep.lab.data.decoding import decode
 from maxsep.lab.data.folder import list_folder
-from maxsep.lab.data.listing import FolderError
+from maxsep.lab.data.images import hold_out, labels_of
+from maxsep.lab.data.listing import FolderError, Pictures, clean_listing
 from maxsep.lab.spec import RunSpec
 
 
@@ -148,6 +150,15 @@ def test_skipping_what_is_broken_leaves_the_rest(spoiled):
     assert dataset.fingerprint() == data.fingerprint != Dataset.parse(f"folder:{spoiled}").fingerprint()
     (spoiled / "cat" / "1.png").write_bytes(b"")
     assert dataset.listing().skipped == len(SPOIL) + 1, "the files are looked at again once they change"
+
+
+def test_tens_of_thousands_of_classes_take_no_time(tmp_path):
+    classes = Pictures(tuple(map(str, range(30_000))), 30_000 * ((tmp_path, tmp_path),))
+    began = time.process_time()
+    assert clean_listing(tmp_path, classes, classes, []).train.classes == classes.classes
+    assert time.process_time() - began < 1
+    assert len(hold_out(labels_of(40_000 * [8]), 0.5)[0]) == 160_000
+    assert time.process_time() - began < 1
 
 
 def test_a_test_picture_that_is_trained_on_is_a_problem(tmp_path):

@@ -69,7 +69,7 @@ class Pictures:
         """The number of pictures of every class."""
         return list(map(len, self.by_class))
 
-    def keep(self, classes: Sequence[str]) -> Pictures:
+    def keep(self, classes: Collection[str]) -> Pictures:
         """Keep some classes."""
         chosen = {name: some for name, some in zip(self.classes, self.by_class, strict=True) if name in classes}
         return Pictures(tuple(chosen), tuple(chosen.values()))
@@ -181,17 +181,17 @@ def _repeated(train: Sequence[Source], test: Sequence[Source]) -> list[tuple[int
 def clean_listing(folder: Path, train: Pictures, test: Pictures | None, problems: Sequence[str]) -> Listing:
     """Leave out the classes that cannot be used, as problems; fewer than two are an error, alone if no more exist."""
     all_problems = list(problems)
-    usable = [name for name, count in zip(train.classes, train.counts, strict=True) if count]
+    usable = {name: count for name, count in zip(train.classes, train.counts, strict=True) if count}
     if test is None:
-        single = [name for name, count in zip(train.classes, train.counts, strict=True) if count == 1]
+        single = [name for name, count in usable.items() if count == 1]
         all_problems += [f"class {name!r} has one image; 2 are needed, one to train and one to test" for name in single]
-        usable = [name for name in usable if name not in single]
+        usable = {name: count for name, count in usable.items() if count > 1}
     else:
-        tested = [name for name, count in zip(test.classes, test.counts, strict=True) if count]
+        tested = {name for name, count in zip(test.classes, test.counts, strict=True) if count}
         both = sorted({*usable, *tested})
         all_problems += [f"class {name!r} is only in one of the training and the test split"
                   for name in both if name not in usable or name not in tested]  # fmt: skip
-        usable = [name for name in usable if name in tested]
+        usable = {name: count for name, count in usable.items() if name in tested}
     if len(usable) < 2:
         names = ", ".join(usable) or "none"
         wanted = "class folders with images in them" if folder.is_dir() else "classes with images"
