@@ -125,6 +125,7 @@ def test_all_that_cannot_be_used_is_named_at_once(spoiled):
         read(spoiled)
     lines = caught.value.problems
     assert str(caught.value).count("\n") == len(lines) == len(SPOIL)
+    assert "--skip-broken" in str(pickle.loads(pickle.dumps(caught.value)))
     assert all(sum(name.split("/")[-1] in line for line in lines) >= 1 for name in SPOIL)
     assert pickle.loads(pickle.dumps(caught.value)).problems == lines, "processes hand it on"
 

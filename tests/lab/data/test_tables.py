@@ -154,8 +154,9 @@ def test_what_is_no_table_or_dataset(tree, monkeypatch):
     wrong = write_table(tree, ".csv", [("a", "b")], ("x", "y"))
     hugging_face(tree).rename_column("label", "kind").save_to_disk(tree.with_name("saved"))
     for name in (wrong, f"hf:{tree.with_name('saved')}", "table:nowhere.csv", "hf:", f"table:{tree}"):
-        with pytest.raises((ValueError, OSError)):
+        with pytest.raises((ValueError, OSError)) as caught:
             read(name)
+        assert "--skip-broken" not in str(caught.value), "it would end in the same way"
     monkeypatch.setattr(datasets, "__version__", "3.6.0")
     with pytest.raises(ImportError, match="4"):
         read(f"hf:{tree.with_name('saved')}")

@@ -38,18 +38,18 @@ _BAD: dict[tuple[str, int], tuple[dict[int, str], dict[int, str]]] = {}  # what 
 
 
 class FolderError(ValueError):
-    """Everything that is wrong with the pictures of a dataset; the message has a line for each problem."""
+    """All that is wrong with a dataset, a line for each problem, and whether it can be read without these pictures."""
 
-    def __init__(self, name: object, problems: Sequence[object]) -> None:
+    def __init__(self, name: object, problems: Sequence[object], can_skip: bool = False) -> None:
         lines = [f"- {printable(str(problem))}" for problem in problems[:_SHOWN]]
         more = [f"- and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        first = f"{count} in {printable(str(name))} (--skip-broken goes on without them):"
-        super().__init__("\n".join([first, *lines, *more]))
-        self.name, self.problems = name, tuple(map(str, problems))
+        advice = " (--skip-broken goes on without them)" if can_skip else ""
+        super().__init__("\n".join([f"{count} in {printable(str(name))}{advice}:", *lines, *more]))
+        self.name, self.problems, self.can_skip = name, tuple(map(str, problems)), can_skip
 
-    def __reduce__(self) -> tuple[type[FolderError], tuple[object, tuple[str, ...]]]:
-        return type(self), (self.name, self.problems)
+    def __reduce__(self) -> tuple[type[FolderError], tuple[object, tuple[str, ...], bool]]:
+        return type(self), (self.name, self.problems, self.can_skip)
 
 
 @dataclass(frozen=True)
@@ -245,4 +245,4 @@ def _check(listing: Listing, errors: Sequence[ValueError]) -> None:
     train, test = (listing.parts[name][0] for name in ("train", "test"))
     twice = [f"{text}: one is for training, one for testing" for _, text in _repeated(train, test)]
     if problems := [*listing.problems, *map(str, errors), *twice]:
-        raise FolderError(listing.folder, problems)
+        raise FolderError(listing.folder, problems, can_skip=True)
