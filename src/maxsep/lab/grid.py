@@ -167,7 +167,7 @@ def run(
         Run(Path(runs) / spec.name).verify()
     unfinished = sum(Run(Path(runs) / spec.name).state != "finished" for spec in chosen)
     if unfinished and under_torchrun() and (world := os.environ.get("WORLD_SIZE", "1")) != "1":
-        # each process would take another run, and average its gradients with those of the others
+        # each process would take another run and average their gradients
         advice = "name --learning-rate, without --radius auto and --early-stopping, or use --jobs without torchrun"
         raise ValueError(f"torchrun must train a single run, got {world} processes and a list of runs: {advice}.")
     on, jobs, tell = on if unfinished else None, min(jobs, unfinished), on_event or (lambda event: None)

@@ -179,7 +179,7 @@ def draw_per_class(labels: Tensor, counts: Sequence[int], seed: int) -> Tensor:
     """Draw counts[i] positions of each class i; sorted, the same on every machine and version."""
     values = labels.cpu().numpy()
     generator = np.random.RandomState(seed)  # its stream never changes between numpy versions
-    ends = np.bincount(values, minlength=len(counts)).cumsum()[:-1]
-    by_class = np.split(np.argsort(values, kind="stable"), ends)  # one pass: there may be thousands of classes
+    # one pass for all classes, of which there may be thousands
+    by_class = np.split(np.argsort(values, kind="stable"), np.bincount(values, minlength=len(counts)).cumsum()[:-1])
     chosen = [generator.permutation(places)[:n] for places, n in zip(by_class, counts, strict=True)]
     return torch.from_numpy(np.sort(np.concatenate(chosen)).astype(np.int64))

@@ -97,10 +97,8 @@ class Listing:
     test: Pictures | None  # None: a fifth of every class is held out of `train`
     problems: tuple[str, ...] = ()
     """What stands in the way of reading all; the pictures that are listed here are those without."""
-    skipped: int = 0
-    """Pictures and files that were left out as broken."""
-    has_labels: bool = False
-    """Whether labels come from a list; in class folders they are part of the paths."""
+    skipped: int = 0  # pictures and files that were left out as broken
+    has_labels: bool = False  # labels come from a list; in class folders they are part of the paths
 
     @property
     def train_counts(self) -> list[int]:
@@ -149,8 +147,7 @@ class Listing:
         """Decode all pictures into a folder; return the errors."""
         counts = {part: counts for part, (_, counts) in self.parts.items()}
         facts = {"classes": self.train.classes, "fingerprint": self.fingerprint, "state": self.state, **counts}
-        files = {part: files for part, (files, _) in self.parts.items()}
-        return write_decoded(folder, files, size, facts, progress)
+        return write_decoded(folder, {part: files for part, (files, _) in self.parts.items()}, size, facts, progress)
 
 
 def size_of(source: Source) -> tuple[int, int]:
