@@ -100,6 +100,20 @@ def test_another_label_is_other_data_and_another_place_is_not(tree, monkeypatch,
     assert [a + b for a, b in zip(other.train.class_counts, other.test.class_counts, strict=True)] == [4, 6]
 
 
+def test_other_pictures_of_the_same_size_are_decoded_again(tree, monkeypatch):
+    monkeypatch.setattr("maxsep.lab.data.listing.MAPPED", 0)
+    monkeypatch.setenv("MAXSEP_CACHE", str(tree.with_name("cache")))
+    for level in (1, 2):
+        for path in tree.rglob("*.png"):
+            Image.new("RGB", (8, 8), (level, int(path.stem), len(path.parent.name))).save(path, "BMP")
+        hugging_face(tree).to_parquet(tree.with_name("saved.parquet"))
+        assert read(f"hf:{tree.with_name('saved.parquet')}").train.images[:, 0].unique().tolist() == [level]
+        hugging_face(tree).save_to_disk(tree.with_name(f"saved{level}"))
+        tree.with_name(f"saved{level}").rename(tree.with_name("saved"))
+        assert read(f"hf:{tree.with_name('saved')}").train.images[:, 0].unique().tolist() == [level]
+        shutil.rmtree(tree.with_name("saved"))
+
+
 def test_own_splits_and_columns_of_other_names(tree):
     rows = [(p, name, "val" if p.stem == "4" else "Train") for p, name in rows_of(tree)]
     data = read(write_table(tree, ".csv", rows, ("Filename", "Class", "split")))

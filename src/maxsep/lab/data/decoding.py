@@ -50,6 +50,7 @@ class Stored:
     name: str
     size: int
     read_bytes: Callable[[], bytes]
+    time: int = 0  # when that file was changed last
 
     def __str__(self) -> str:
         return self.name

@@ -44,8 +44,7 @@ def _load(package: Any, name: str, download: bool) -> Any:
             return package.load_dataset("parquet", data_files=name)
         if path.is_dir():
             return package.load_dataset(name)
-        offline = package.DownloadConfig(local_files_only=not download)
-        return package.load_dataset(name, download_config=offline)
+        return package.load_dataset(name, download_config=package.DownloadConfig(local_files_only=not download))
     except Exception as error:  # whatever the package raises, the data are at fault
         hint = "" if path.exists() or download else " It is no path here; --download asks the hub."
         raise ValueError(f"{name} cannot be read ({type(error).__name__}: {error}).{hint}") from error
@@ -53,11 +52,11 @@ def _load(package: Any, name: str, download: bool) -> Any:
 
 def _entries(package: Any, split: Any, name: str, problems: list[str]) -> list[tuple[str, Source]]:
     """Pair the class name and the picture of every row; the bytes of a picture are read when it is decoded."""
-    columns = [next((c for c in known if c in split.column_names), None) for known in (IMAGES, LABELS)]
-    image, label = columns
+    image, label = (next((c for c in known if c in split.column_names), None) for known in (IMAGES, LABELS))
     if image is None or label is None:
         missing = "label" if image else "image"
         raise FolderError(name, [f"there is no column {missing}, only {', '.join(split.column_names)}"])
+    time = max((Path(file["filename"]).stat().st_mtime_ns for file in split.cache_files), default=0)
     split = split.select_columns([image, label]).cast_column(image, package.Image(decode=False))
     split = split if split._indices is None else split.flatten_indices()  # rows that were chosen or shuffled
     names = getattr(split.features[label], "names", None)
@@ -72,7 +71,7 @@ def _entries(package: Any, split: Any, name: str, problems: list[str]) -> list[t
             problems.append(f"row {row} of {name} has no picture")
         else:
             title = f"{name}, row {row}" + (f" ({path})" if path else "")
-            source = Path(path) if size is None else Stored(title, size, partial(_bytes, pictures, row))
+            source = Path(path) if size is None else Stored(title, size, partial(_bytes, pictures, row), time)
             entries.append((names[value] if names else str(value), source))
     return entries
 

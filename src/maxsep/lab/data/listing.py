@@ -153,7 +153,7 @@ class Listing:
 def size_of(source: Source) -> tuple[int, int]:
     """Return the size of a picture in bytes, and the time of its last change."""
     if not isinstance(source, Path):
-        return source.size, 0
+        return source.size, source.time
     stat = source.stat()
     return stat.st_size, stat.st_mtime_ns
 
