@@ -73,3 +73,20 @@ def seeded():
 def fresh():
     """Nothing that an earlier test has compiled."""
     torch.compiler.reset()
+
+
+@pytest.fixture
+def diverge(monkeypatch):
+    """Let the runs fail for whose spec a condition holds."""
+    from maxsep.lab import engine
+
+    def when(condition):
+        def train(spec, **settings):
+            if condition(spec):
+                raise ArithmeticError("the loss is not finite")
+            return real(spec, **settings)
+
+        real = engine.train
+        monkeypatch.setattr(engine, "train", train)
+
+    return when

@@ -8,7 +8,6 @@ from class_folders import write_classes
 from PIL import Image
 
 from maxsep.cli import compare as module
-from maxsep.lab import engine
 from maxsep.lab.data import ImageSet
 
 SHORT = ["--epochs", 2, "--device", "cpu", "--learning-rate", 0.01]
@@ -99,14 +98,8 @@ def test_the_radius_is_chosen_on_held_out_images(call, tmp_path):
     assert trained["search"]["radius"] in radii
 
 
-def test_a_run_that_fails_is_named_and_the_others_are_compared(invoke, tmp_path, monkeypatch):
-    def train(spec, **settings):
-        if spec.head == "maxsep":
-            raise ArithmeticError("the loss is not finite")
-        return real(spec, **settings)
-
-    real = engine.train
-    monkeypatch.setattr("maxsep.lab.engine.train", train)
+def test_a_run_that_fails_is_named_and_the_others_are_compared(invoke, tmp_path, diverge):
+    diverge(lambda spec: spec.head == "maxsep")
     arguments = ["--seeds", 1, "--radius", 1, "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
     result = invoke("compare", *SHORT, *arguments)
     assert result.exit_code == 1

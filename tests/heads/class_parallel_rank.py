@@ -4,11 +4,10 @@ Everything is compared with one process in float64; distances are written to FOL
 """
 
 import contextlib
-import os
-import sys
 from pathlib import Path
 
 import torch
+from ranks import join, leave
 from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.nn import functional as F
@@ -212,10 +211,8 @@ def checkpoint_case(folder, ranks):
 
 
 def main():
-    rank, ranks, port, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    rank, ranks, folder = join()
+    folder = Path(folder)
     distances = {
         "losses": [loss_case(**case) for case in CASES],
         "logits": [logits_case(classes) for classes in (2, 3, 11)],
@@ -231,9 +228,7 @@ def main():
         "checkpoint": checkpoint_case(folder, ranks),
     }
     torch.save(result, folder / f"{ranks}-{rank}.pt")
-    with contextlib.suppress(RuntimeError):  # the first to finish closes its connections
-        distributed.barrier()
-    os._exit(0)  # threads of gloo that run while the interpreter is shut down sometimes abort the process
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """One of two processes that train every head with DDP over gloo: `ddp_rank.py RANK RANKS PORT FOLDER`."""
 
-import contextlib
-import os
-import sys
 from pathlib import Path
 
 import torch
-from torch import distributed, nn
+from ranks import join, leave
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from maxsep import heads
@@ -31,13 +29,8 @@ def train(name, rank=0, world=1):
 
 
 if __name__ == "__main__":
-    rank, port, folder = int(sys.argv[1]), sys.argv[3], Path(sys.argv[4])
-    torch.set_num_threads(1)
+    rank, _, folder = join()
     alone = {name: train(name) for name in heads.names()}
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
     together = {name: train(name, rank, 2) for name in heads.names()}
-    torch.save({"alone": alone, "together": together}, folder / f"{rank}.pt")
-    with contextlib.suppress(RuntimeError):  # the first to finish closes its connections
-        distributed.barrier()
-    os._exit(0)  # threads of gloo that run while the interpreter is shut down sometimes abort the process
+    torch.save({"alone": alone, "together": together}, Path(folder, f"{rank}.pt"))
+    leave()

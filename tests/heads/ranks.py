@@ -1,9 +1,14 @@
-"""Start the ranks of a script as real processes."""
+"""Start the ranks of a script as real processes; what every such script begins and ends with."""
 
+import contextlib
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
+from torch import distributed
 
 
 def launch(script, ranks, *arguments, timeout=240):
@@ -22,3 +27,18 @@ def launch(script, ranks, *arguments, timeout=240):
         for process in processes:
             process.kill()
     return [process.returncode for process in processes], errors
+
+
+def join():
+    """Join the other ranks; return the rank, how many there are, and the last argument."""
+    rank, ranks, port, argument = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    return rank, ranks, argument
+
+
+def leave():
+    with contextlib.suppress(RuntimeError):  # the first to finish closes its connections
+        distributed.barrier()
+    os._exit(0)  # threads of gloo that run while the interpreter is shut down sometimes abort the process

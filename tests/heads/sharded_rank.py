@@ -7,11 +7,10 @@ with one process in float64, and the distances are written to FOLDER/RANKS-RANK.
 import contextlib
 import itertools
 import math
-import os
-import sys
 from pathlib import Path
 
 import torch
+from ranks import join, leave
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -123,10 +122,7 @@ def mesh_case(rank):
 
 
 def main():
-    rank, ranks, port, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    rank, ranks, folder = join()
 
     def sgd(parameters):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-2)
@@ -143,10 +139,8 @@ def main():
         }
     else:
         distances = {"mesh": mesh_case(rank)}
-    torch.save(distances, folder / f"{ranks}-{rank}.pt")
-    with contextlib.suppress(RuntimeError):  # the first to finish closes its connections
-        distributed.barrier()
-    os._exit(0)  # threads of gloo that run while the interpreter is shut down sometimes abort the process
+    torch.save(distances, Path(folder, f"{ranks}-{rank}.pt"))
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """One of two ranks, the second of which has a short or wrong third batch: `uneven_rank.py RANK RANKS PORT CALL`."""
 
 import os
-import sys
 
 import torch
-from torch import distributed
+from ranks import join
 from torch.distributed.device_mesh import init_device_mesh
 
 from maxsep.heads import ClassParallelHead
@@ -14,9 +13,7 @@ WRONG = {"size": TARGET[:2], "label": TARGET + 7, "dtype": TARGET.int()}
 SHAPES = {"mesh": (1, 2), "copies": (2, 1)}
 
 if __name__ == "__main__":
-    rank, ranks, port, call = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    rank, _, call = join()
     group = init_device_mesh("cpu", SHAPES[call]) if call in SHAPES else None
     head = ClassParallelHead(4, 7, data_parallel=call != "shared", group=group)
     loss = torch.compile(head.loss, backend="eager") if call == "compiled" else head.loss

@@ -1,12 +1,17 @@
-"""Datasets of a handful of random images in the official formats."""
+"""Datasets of a handful of random images in the official formats, and made-up run folders as the engine writes them."""
 
+import json
 import pickle
+import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from maxsep.lab.spec import RunSpec
 
 _FORMS = {
     "cifar10": (
@@ -63,6 +68,37 @@ def tiny_imagenet():
 def tiny_cifar():
     """The function that writes one."""
     return write_cifar
+
+
+def write_run(runs: Path, spec: RunSpec, /, top1: float | None = None, metrics: dict | None = None, **changes) -> Path:
+    rng = random.Random(spec.name)
+    top1 = 0.7 + 0.03 * (spec.head != "plain") + rng.gauss(0, 0.004) if top1 is None else top1
+    classes = 100 if spec.dataset == "cifar100" else 10
+    counts = [max(2, int(500 * spec.imbalance ** (i / (classes - 1)))) for i in range(classes)]
+    folder = runs / spec.name
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
+    log = [{"epoch": e, "train_loss": 2 * 0.8**e, **({"top1": top1 * e / 20} if e % 4 == 3 else {})} for e in range(20)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    numbers = {
+        "top1": top1, "top5": 1.0, "loss": 1 - top1, "ece": 0.05, "balanced": top1, "best_top1": top1,
+        "angular_fisher": 1 - top1, "class_counts": counts, "num_train": sum(counts), "num_test": 1000,
+        "per_class": [max(0.0, top1 - 0.2 * i / classes) for i in range(classes)],
+    } if metrics is None else metrics  # fmt: skip
+    result = {
+        "schema": 1, "name": spec.name, "spec": spec.to_dict(), "metrics": numbers, "seconds": 12.5,
+        "preprocessing": {"shape": [1, 8, 8], "mean": [0.0], "std": [1.0], "classes": [str(i) for i in range(classes)]},
+        "execution": {"device": "cpu"}, "versions": {"torch": "2.13.0"}, "hardware": {"cpu": "an example processor"},
+        "finished": "2026-01-01T00:00:12+00:00", "resumed": 0, **changes,
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_folder():
+    """Write one made-up run folder: `run_folder(runs, spec, top1=None, metrics=None, **changes_of_result)`."""
+    return write_run
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from maxsep.files import sha256_of
 from maxsep.lab import grid
@@ -133,14 +133,6 @@ def tasks(cache):
                 found += [int(folder.name)] * (f"MAXSEP_CACHE={cache}".encode() in (folder / "environ").read_bytes())
         except OSError:
             continue
-    return found
-
-
-def wait_for(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
     return found
 
 

@@ -10,11 +10,11 @@ CPU, CUDA = Execution(device="cpu"), Execution(device="cuda")
 SPEC = RunSpec(dataset="cifar10", network="resnet34", epochs=10)
 
 
-def finish(runs, spec, seconds, device="cpu", images=50_000, **facts):
-    folder = runs / spec.name
-    folder.mkdir(parents=True)
-    result = {"spec": spec.to_dict(), "metrics": {"num_train": images}, "seconds": seconds}
-    (folder / "result.json").write_text(json.dumps(result | {"hardware": {"device": device}} | facts))
+@pytest.fixture
+def finish(run_folder):
+    """Write a run that took so many seconds."""
+    facts = {"metrics": {"num_train": 50_000}, "hardware": {"device": "cpu"}}
+    return lambda runs, spec, **more: run_folder(runs, spec, **facts | more)
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.03, 0.5])
@@ -51,7 +51,7 @@ def test_a_guess_until_something_was_measured(tmp_path, monkeypatch):
         assert Estimator(tmp_path, CPU).estimate(SPEC).basis == "a first guess"
 
 
-def test_measured_speed_replaces_the_guess_on_the_same_kind_of_device(tmp_path, monkeypatch):
+def test_measured_speed_replaces_the_guess_on_the_same_kind_of_device(finish, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     estimator = Estimator(tmp_path, CPU)
     finish(tmp_path, SPEC.replace(seed=1), seconds=100.0)
@@ -66,12 +66,12 @@ def test_measured_speed_replaces_the_guess_on_the_same_kind_of_device(tmp_path, 
 
 
 @pytest.mark.parametrize(("facts", "seconds"), [({}, 1.2), ({"wall_seconds": 12.2}, 12.2)])
-def test_what_happens_around_training_is_counted_where_it_was_measured(tmp_path, facts, seconds):
+def test_what_happens_around_training_is_counted_where_it_was_measured(finish, tmp_path, facts, seconds):
     finish(tmp_path, SPEC.replace(seed=1), seconds=1.2, **facts)
     assert Estimator(tmp_path, CPU).estimate(SPEC).seconds == pytest.approx(seconds * MARGIN)
 
 
-def test_a_started_run_counts_what_its_resume_point_leaves(tmp_path):
+def test_a_started_run_counts_what_its_resume_point_leaves(finish, tmp_path):
     finish(tmp_path, SPEC.replace(seed=1), seconds=100.0)
     folder = tmp_path / SPEC.name
     folder.mkdir()
@@ -85,10 +85,10 @@ def test_a_started_run_counts_what_its_resume_point_leaves(tmp_path):
     assert Estimator(tmp_path, CPU).estimate(SPEC).seconds == pytest.approx(60 * MARGIN)
 
 
-def test_a_smoke_run_says_nothing_about_a_whole_one(tmp_path):
+def test_a_smoke_run_says_nothing_about_a_whole_one(finish, tmp_path):
     smoke = SPEC.replace(max_train=12, epochs=1)
     for seed in range(5):
-        finish(tmp_path, smoke.replace(seed=seed), seconds=1.0, images=12)
+        finish(tmp_path, smoke.replace(seed=seed), seconds=1.0, metrics={"num_train": 12})
     assert Estimator(tmp_path, CPU).estimate(SPEC).basis == "a first guess"
     assert Estimator(tmp_path, CPU).estimate(smoke.replace(seed=9)).seconds == pytest.approx(MARGIN)
 

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from PIL import Image
-from sklearn.datasets import load_digits
+from class_folders import write_classes, write_digits
 
 from maxsep.lab import grid
 from maxsep.lab.report.own_data import verdict, write_page
@@ -55,37 +54,20 @@ def test_every_method_gets_the_best_of_nine_rates_and_the_test_images_are_not_re
 @pytest.mark.parametrize(("sizes", "splits"), [((40, 40), 1), ((40, 4), SPLITS)])
 def test_a_class_of_few_images_is_held_out_more_than_once(tmp_path, monkeypatch, sizes, splits):
     monkeypatch.setattr("maxsep.lab.search.FEW_IMAGES", 1)
-    for label, size in enumerate(sizes):
-        (tmp_path / str(label)).mkdir()
-        for number in range(size):
-            Image.new("L", (8, 8), number).save(tmp_path / str(label) / f"{number}.png")
+    write_classes(tmp_path, cat=sizes[0], dog=sizes[1])
     spec = PLAIN.replace(dataset=f"folder:{tmp_path}?size=8", max_train=None)
     assert len(candidates_of([spec])) == NUM_RATES + 3 * splits
 
 
-def test_a_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
-    real = grid.engine.train
-
-    def train(spec, **settings):
-        if spec.learning_rate > 1e-3:
-            raise ArithmeticError("the loss is not finite")
-        return real(spec, **settings)
-
-    monkeypatch.setattr("maxsep.lab.engine.train", train)
+def test_a_rate_that_diverges_is_not_chosen(tmp_path, diverge):
+    diverge(lambda spec: spec.learning_rate > 1e-3)
     (spec,) = search([PLAIN], runs=tmp_path, execution=CPU).specs
     assert spec.learning_rate <= 1e-3
 
 
 @pytest.mark.parametrize("fails_from", [1, 2], ids=["all runs", "longer runs"])
-def test_a_method_of_which_every_rate_fails_keeps_its_rate_by_batch_size(tmp_path, monkeypatch, fails_from):
-    real = grid.engine.train
-
-    def train(spec, **settings):
-        if spec.epochs >= fails_from and spec.head == "maxsep":
-            raise ArithmeticError("the loss is not finite")
-        return real(spec, **settings)
-
-    monkeypatch.setattr("maxsep.lab.engine.train", train)
+def test_a_method_of_which_every_rate_fails_keeps_its_rate_by_batch_size(tmp_path, diverge, fails_from):
+    diverge(lambda spec: spec.epochs >= fails_from and spec.head == "maxsep")
     specs = [PLAIN, PLAIN.replace(head="maxsep")]
     found = search(specs, runs=tmp_path, execution=CPU, rates=[1e-3, 3e-3])
     assert (bool(found.choices[0].trials), found.choices[1].trials) == (True, ())
@@ -136,11 +118,7 @@ def test_the_last_epoch_is_chosen_on_held_out_images(tmp_path):
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 @pytest.mark.parametrize(("head", "radius"), [("plain", 1.0), ("control", 0.1)])
 def test_the_rate_is_within_a_point_of_the_best_of_nine(tmp_path, optimiser, head, radius):
-    data = load_digits()
-    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
-        (tmp_path / "digits" / str(label)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray((15.9 * image).astype("uint8")).save(tmp_path / "digits" / str(label) / f"{number}.png")
-    dataset = f"folder:{tmp_path / 'digits'}?size=8"
+    dataset = f"folder:{write_digits(tmp_path / 'digits')}?size=8"
     spec = RunSpec(dataset=dataset, head=head, radius=radius, epochs=30, batch_size=32, optimiser=optimiser)
     (chosen,) = search([spec], runs=tmp_path, execution=CPU).specs
     every = [spec.replace(learning_rate=rate) for rate in rates_of(optimiser)]

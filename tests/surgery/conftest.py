@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import relative_error
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,10 +16,6 @@ import maxsep
 from maxsep.surgery import find_heads
 
 Logits = Callable[[nn.Module, Tensor], Tensor]
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def plain(model: nn.Module, x: Tensor) -> Tensor:

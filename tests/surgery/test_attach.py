@@ -2,15 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import mlp
 from torch import nn
 
 import maxsep
 from maxsep import MaxSeparationHead
 from maxsep.surgery import replace_classifier
-
-
-def mlp(**options) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3, **options))
 
 
 def test_bare_layer_gives_the_head_and_is_left_alone():

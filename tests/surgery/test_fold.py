@@ -4,16 +4,13 @@ import sys
 
 import pytest
 import torch
+from small_models import relative_error
 from torch import nn
 
 import maxsep
 from maxsep import MaxSeparation, MaxSeparationHead
 from maxsep.heads import ETFHead, ScaledHead, build
 from maxsep.surgery.pretrained import fold_on_save
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def test_fixed_parts_are_frozen_and_trained_ones_are_not():

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from small_models import Named, mlp, refused
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -8,28 +9,8 @@ from maxsep import MaxSeparationHead
 from maxsep.surgery import find_heads
 
 
-class Named(nn.Module):
-    """Children under these names, in this order."""
-
-    def __init__(self, **children: nn.Module) -> None:
-        super().__init__()
-        for name, child in children.items():
-            self.add_module(name, child)
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
 def paths(model: nn.Module, classifier: str | None = None) -> list[str]:
     return [path for path, _ in find_heads(maxsep.attach(model, classifier=classifier))]
-
-
-def refused(model: nn.Module, message: str, classifier: str | None = None) -> None:
-    before = list(model.modules())
-    with pytest.raises(ValueError, match=message):
-        maxsep.attach(model, classifier=classifier)
-    assert list(model.modules()) == before
 
 
 def test_last_layer_of_a_sequential_before_layers_without_parameters():

