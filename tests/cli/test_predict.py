@@ -77,13 +77,3 @@ def test_unreadable_images_are_named_at_the_end_and_the_exit_code_is_2_if_all_ar
     assert [item["path"] for item in answer["predictions"]] == [str(good)]
     assert sorted(item["path"] for item in answer["unreadable"]) == sorted(bad)
     assert invoke("predict", calibrated["run"], *bad).exit_code == 2
-
-
-def test_other_files_of_a_folder_are_skipped(invoke, calibrated, folder, tmp_path):
-    Image.open(folder / "digits" / "000_3.png").save(tmp_path / "a.png")
-    for name in ("notes.txt", ".hidden"):
-        (tmp_path / name).write_text("text")
-    result = invoke("predict", calibrated["run"], tmp_path, "--json")
-    assert result.exit_code == 0
-    answer = json.loads(result.stdout)
-    assert (len(answer["predictions"]), answer["skipped"]) == (1, [str(tmp_path / "notes.txt")])

@@ -50,27 +50,18 @@ def test_a_budget_that_is_too_short_is_announced_before_training(invoke, tmp_pat
     assert not list(tmp_path.glob("*/result.json"))
 
 
-def test_two_processes_share_the_runs(call, tmp_path):
-    arguments = ["reproduce", "demo", "--seeds", 2, "--epochs", 1, "--device", "cpu", "--runs", tmp_path]
-    arguments += ["--only", "head=plain", "--jobs", 2, "--out", tmp_path / "page"]
-    printed = call(*arguments)
-    names = [path.parent.name for path in tmp_path.glob("*/result.json")]
-    assert len(names) > 1
-    for name in names:
-        assert printed.count(name) == 1
-    assert (tmp_path / "page" / "report.html").is_file()
-
-
 def test_data_are_checked_before_training_and_options_reach_the_grid(call, tmp_path, monkeypatch):
     checked, settings = [], []
     reproduce = module.grid.reproduce
     monkeypatch.setattr(module.grid, "check_data", lambda specs, **more: checked.append(more["download"]))
     noted = lambda recipe, **more: settings.append(more) or reproduce(recipe, **more)  # noqa: E731
     monkeypatch.setattr(module.grid, "reproduce", noted)
-    options = ["--only", "head=plain", "--runs", tmp_path, "--download", "--precision", "64-true"]
-    call("reproduce", "demo", *SHORT, *options)
+    options = ["--only", "head=plain", "--runs", tmp_path, "--download", "--precision", "64-true", "--jobs", 2]
+    printed = call("reproduce", "demo", "--seeds", 2, *SHORT[2:], *options)
+    names = [path.parent.name for path in tmp_path.glob("*/result.json")]
+    assert [printed.count(name) for name in names] == [1, 1]
     assert checked == [settings[0]["download"]] == [True]
-    assert settings[0]["precision"] == "64-true"
+    assert (settings[0]["precision"], settings[0]["jobs"]) == ("64-true", 2)
 
 
 def test_demo_writes_a_report_and_ends_with_its_table(call, tmp_path):

@@ -1,4 +1,4 @@
-"""Real processes: runs that are killed a dozen times, and runs shared by two processes."""
+"""Real processes: runs that are killed a dozen times."""
 
 import json
 import os
@@ -9,19 +9,15 @@ from pathlib import Path
 import pytest
 
 
-def report(script, *arguments, **environment):
-    command = [sys.executable, Path(__file__).with_name(script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--compile"]], ids=["plain", "compiled"])
 def test_a_dozen_kills_change_no_bit_and_forgotten_state_would(tmp_path, options):
     # one process compiles; all others take the program from the cache on disk
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    found = report("interrupted_run.py", tmp_path, *options, **cache)
+    command = [sys.executable, Path(__file__).with_name("interrupted_run.py"), tmp_path, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | cache, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     # ten kills come after numbers of steps drawn by a seed, one inside a save, one just before the short last batch
     assert found["resumed"] >= 6  # so many processes reached a resume point of their own
     assert found["compiled"] is bool(options)
@@ -30,11 +26,3 @@ def test_a_dozen_kills_change_no_bit_and_forgotten_state_would(tmp_path, options
     # without the random states, or from the start of the epoch, the weights differ
     assert found["random"]["weights"] is False
     assert found["position"]["weights"] is False
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_two_processes_resume_where_one_stopped_and_take_the_same_path(tmp_path):
-    found = report("two_processes.py", tmp_path)
-    assert (found["dtype"], found["devices"], found["resumed"]) == ("torch.float64", 2, 1)
-    assert found["difference"] <= 1e-12

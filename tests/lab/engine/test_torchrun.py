@@ -1,4 +1,4 @@
-"""Processes that torchrun starts, on one machine and on two: DDP, FSDP2, parts of batches. All equal one process."""
+"""Processes of torchrun or `train`, on one machine and on two: DDP, FSDP2, parts of batches. All equal one process."""
 
 import os
 import shutil
@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from torchrun_rank import CASES
 
 from maxsep.files import read_json
+from maxsep.lab.engine import train
 from maxsep.lab.engine.train import make_fabric
+from maxsep.lab.engine.trainer import DeadlineError
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec
 
@@ -71,6 +73,15 @@ def test_two_processes_equal_one_in_every_way_to_share_a_batch(alone, tmp_path):
         assert set(facts["sharded"]) == {name for name in CASES if "fsdp" in name}
         assert facts["refused"] == ["fsdp resumed"], "a process that sees other resume points is an error on both"
         assert (tmp_path / f"ended-{rank}").read_text() == "True", "gloo's group outlived the run"
+
+
+@pytest.mark.slow
+def test_processes_that_train_starts_resume_where_one_stopped_and_take_the_same_path(alone, tmp_path):
+    with pytest.raises(DeadlineError):
+        train(CASES["ddp"][0], runs=tmp_path, execution=Execution(device="cpu"), progress=False, deadline=0.0)
+    finish(start(SCRIPT, tmp_path, 2, "ddp"))
+    result = check_equal(tmp_path, alone, "ddp")
+    assert (result["hardware"]["devices"], result["resumed"]) == (2, 1)
 
 
 LAST_LINES = """

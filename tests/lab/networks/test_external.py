@@ -9,25 +9,20 @@ from maxsep.lab import networks
 
 
 @pytest.mark.parametrize(
-    ("name", "features"), [("resnet18", 512), ("mobilenet_v3_small", 1024), ("squeezenet1_1", 512)]
+    ("name", "channels", "features"),
+    [
+        *(("torchvision/resnet18", 3, 512), ("torchvision/mobilenet_v3_small", 3, 1024)),
+        *(("torchvision/squeezenet1_1", 3, 512), ("timm/resnet18", 1, 512)),
+        *(("timm/vit_tiny_patch16_224", 3, 192), ("timm/mobilenetv3_small_050", 3, 1024)),
+    ],
 )
-def test_a_torchvision_model_gives_features_and_carries_a_head(name, features):
-    network = networks.build(f"torchvision/{name}", 7, shape=(3, 32, 32)).eval()
-    images = torch.randn(2, 3, 32, 32)
+def test_a_model_takes_the_shape_of_the_images_gives_features_and_carries_a_head(name, channels, features):
+    network = networks.build(name, 7, shape=(channels, 32, 32)).eval()
+    images = torch.randn(2, channels, 32, 32)
     assert network.num_features == features
     assert network.features(images).shape == (2, features)
-    assert torch.equal(network(images), network.head(network.features(images)))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("resnet18", (1, 32, 32)), ("vit_tiny_patch16_224", (3, 32, 32)), ("mobilenetv3_small_050", (3, 32, 32))],
-)
-def test_a_timm_model_takes_the_shape_of_the_images(name, shape):
-    network = networks.build(f"timm/{name}", 7, shape=shape).eval()
-    images = torch.randn(2, *shape)
-    assert network.features(images).shape == (2, network.num_features)
     assert network(images).shape == (2, 7)
+    assert torch.equal(network(images), network.head(network.features(images)))
 
 
 def test_options_reach_the_library_and_remove_auxiliary_classifiers():

@@ -2,10 +2,12 @@
 
 import io
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from class_folders import write_classes
 from rich.console import Console
 from sklearn.calibration import calibration_curve
 
@@ -18,6 +20,8 @@ from maxsep.lab.report.runs import check_data
 from maxsep.lab.run import Run
 from maxsep.lab.spec import Execution, RunSpec, options
 
+ROOT = Path(__file__).parents[3]
+EXCLUDE_ZERO = ("better", "worse")
 ACCURACY = {("plain", 1.0): 0.80, ("maxsep", 1.0): 0.801, ("control", 0.1): 0.85, ("maxsep", 0.1): 0.8503}
 JITTER = {
     ("maxsep", 1.0): (0.001, -0.002, 0.001), ("control", 0.1): (0.001, 0.0, -0.001), ("maxsep", 0.1): (0, 0.002, 0),
@@ -195,10 +199,7 @@ def of_pictures(tmp_path_factory, browser):
     """The page of a comparison on pictures whose classes have names that a page must escape, in a browser."""
     place = tmp_path_factory.mktemp("own")
     names = ("<img src=x onerror=alert(1)>", "costs $5 & $6", "a class with quite a long name")
-    for number, name in enumerate(names):
-        (place / "pictures" / name).mkdir(parents=True)
-        for i in range(10):
-            Image.new("RGB", (40, 30), (80 * number, 20 * i, 9 * i)).save(place / "pictures" / name / f"{i}.png")
+    write_classes(place / "pictures", (40, 30), **dict.fromkeys(names, 10))
     base = RunSpec(dataset=f"folder:{place / 'pictures'}?size=16", epochs=1, batch_size=8, head="plain", network="mlp")
     how = {"runs": place / "runs", "execution": Execution(device="cpu"), "progress": False}
     folders = [train(base.replace(head=head, seed=seed), **how) for head in ("plain", "maxsep") for seed in (0, 1)]
@@ -246,3 +247,21 @@ def test_the_keyboard_reaches_tables_and_opens_what_is_folded(of_pictures):
     assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     tab.keyboard.press("Enter")
     assert tab.evaluate("document.activeElement.parentElement.open")
+
+
+def words_of(entries):
+    assert len(entries) == 20
+    assert {entry["n"] for entry in entries} == {3}
+    return [entry["word"] for entry in entries]
+
+
+@pytest.mark.nightly
+def test_of_twenty_trained_comparisons_without_a_difference_at_most_three_exclude_zero(tmp_path):
+    program = runpy.run_path(str(ROOT / "benchmarks" / "null_comparisons.py"))
+    assert sum(word in EXCLUDE_ZERO for word in words_of(program["compare_nothing"](tmp_path))) <= 3
+
+
+def test_the_record_of_twenty_trained_comparisons():
+    record = json.loads((ROOT / "results" / "null_comparisons.json").read_text())
+    exclude = sum(word in EXCLUDE_ZERO for word in words_of(record["comparisons"]))
+    assert exclude == record["exclude_zero"] <= 3
