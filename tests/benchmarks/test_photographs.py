@@ -50,4 +50,6 @@ def test_targets_and_table_follow_the_rows(program, tmp_path, monkeypatch, met):
     assert tables.photographs() == ""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "photographs.json").write_text(json.dumps({"rows": rows}))
-    assert tables.photographs().count("99.0") == 5  # of the rates the chosen one and the best
+    text = tables.photographs()
+    assert text.count("\n") == 2 + 5  # of the rates the chosen one and the best
+    assert "best of 2 rates | 1 | 50.5 | 50.0" in text
