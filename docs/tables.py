@@ -261,8 +261,9 @@ def photographs() -> str:
         if name == "rates":  # the chosen rate, then nine
             best = max(runs[1:], key=lambda run: run[row["metric"]])
             runs = [runs[0], best | {"title": f"best of {len(runs) - 1} rates"}]
-        for run in runs:
-            lines.append([f"{name}, {run['title']}", f"{run['epochs']}", f"{100 * run['balanced']:.1f}", reference])
+        lines += [
+            [f"{name}, {run['title']}", f"{run['epochs']}", f"{100 * run['balanced']:.1f}", reference] for run in runs
+        ]
     return markdown(["", "epochs", "mean accuracy over classes", "logistic regression"], lines)
 
 
