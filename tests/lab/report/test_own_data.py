@@ -60,6 +60,14 @@ def test_the_radius_helps_and_the_matrix_adds_nothing(compared):
     assert (found.missing, found.warnings) == ([], [])
 
 
+def test_a_gain_over_a_control_that_lost_to_the_linear_head_is_no_gain(compared, monkeypatch):
+    for kind, accuracy in {("control", 0.1): 0.70, ("maxsep", 0.1): 0.72}.items():
+        monkeypatch.setitem(ACCURACY, kind, accuracy)
+    headline = compared(specs_of()).headline
+    assert headline.startswith("maxsep, radius 0.1 is better than control, radius 0.1")
+    assert ", but worse than linear (" in headline
+
+
 def test_equal_differences_of_three_seeds_have_a_word_and_are_no_finding(tmp_path, run_folder):
     """All seeds differ by as much, as happens with few test images: there is no spread to take an interval from."""
     specs = specs_of()

@@ -109,14 +109,19 @@ class Verdict:
             few = matrix[0].difference.word if matrix else "too few seeds"
             return f"{few.capitalize()}: no comparison of the matrix with its control has an interval yet."
         if apart := [c for c in matrix if c.difference.excludes_zero]:
-            points = [
-                f"{c.method} is {c.difference.word} than {c.other} ({c.difference.format()} points)" for c in apart
-            ]
-            return "; ".join(points) + "."
+            return "; ".join(map(self._finding, apart)) + "."
         none = all(c.difference.word.startswith("no difference") for c in matrix)
         more = "test images" if self.points > 1 else "seeds"
         end = "none is larger than 1 point" if none else f"some intervals are wider than 1 point: use more {more}"
         return f"No difference between the matrix and its control is visible; {end}."
+
+    def _finding(self, found: Comparison) -> str:
+        """Say how a method differs from its control, and from the linear head if the words differ."""
+        text = f"{found.method} is {found.difference.word} than {found.other} ({found.difference.format()} points)"
+        for whole in (c for c in self.comparisons if (c.method, c.effect) == (found.method, "both")):
+            if whole.difference.excludes_zero and whole.difference.word != found.difference.word:
+                text += f", but {whole.difference.word} than {whole.other} ({whole.difference.format()} points)"
+        return text
 
     @property
     def warnings(self) -> list[str]:
